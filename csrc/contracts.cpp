@@ -1,0 +1,221 @@
+#include "contracts.h"
+
+#include <limits>
+
+namespace kdtree {
+namespace {
+
+// Checks everything a kernel takes for granted about one argument.
+void Check(const at::Tensor& tensor, const char* name, at::ScalarType dtype, at::IntArrayRef shape,
+           const at::Tensor& beside, const char* beside_name) {
+  TORCH_CHECK(tensor.scalar_type() == dtype, "kdtree: `", name, "` must be ", dtype, ", got ",
+              tensor.scalar_type());
+  TORCH_CHECK(tensor.sizes() == shape, "kdtree: `", name, "` must have shape ", shape, ", got ",
+              tensor.sizes());
+  TORCH_CHECK(tensor.device() == beside.device(), "kdtree: `", name, "` is on ", tensor.device(),
+              " but `", beside_name, "` on ", beside.device());
+  TORCH_CHECK(tensor.is_contiguous(), "kdtree: `", name, "` must be contiguous, got strides ",
+              tensor.strides());
+}
+
+void CheckDim(const at::Tensor& tensor, const char* name, int64_t dim, const char* layout) {
+  TORCH_CHECK(tensor.dim() == dim, "kdtree: `", name, "` must be ", layout, ", got shape ",
+              tensor.sizes());
+}
+
+void CheckRange(int64_t value, const char* name, int64_t low, int64_t high) {
+  TORCH_CHECK(value >= low && value <= high, "kdtree: `", name, "` must be in ", low, "..", high,
+              ", got ", value);
+}
+
+bool IsLogitType(at::ScalarType type) {
+  return type == at::kFloat || type == at::kBFloat16 || type == at::kHalf;
+}
+
+void CheckLogitType(const at::Tensor& tensor, const char* name) {
+  TORCH_CHECK(IsLogitType(tensor.scalar_type()), "kdtree: `", name,
+              "` must be float32, bfloat16 or float16, got ", tensor.scalar_type());
+}
+
+}  // namespace
+
+TopkSizes CheckDraftTopk(const at::Tensor& logits, int64_t k, int64_t vocab_start,
+                         const at::Tensor& ids, const at::Tensor& values, const at::Tensor& lse) {
+  CheckDim(logits, "logits", 2, "[R, V]");
+  CheckLogitType(logits, "logits");
+  const int64_t rows = logits.size(0);
+  const int64_t vocab = logits.size(1);
+  TORCH_CHECK(vocab <= std::numeric_limits<int32_t>::max(),
+              "kdtree: `logits` has too wide a row: ", vocab);
+  TORCH_CHECK(k >= 1 && k <= vocab, "kdtree: `k` must be in 1..V = ", vocab, ", got ", k);
+  CheckRange(k, "k", 1, kMaxCandidates);
+  TORCH_CHECK(vocab_start >= 0, "kdtree: `vocab_start` must not be negative, got ", vocab_start);
+  TORCH_CHECK(vocab <= 1 || logits.stride(1) == 1,
+              "kdtree: `logits` must have contiguous rows, got strides ", logits.strides());
+  TORCH_CHECK(rows <= 1 || logits.stride(0) >= vocab,
+              "kdtree: `logits` rows must not overlap, got strides ", logits.strides());
+  Check(ids, "ids", at::kLong, {rows, k}, logits, "logits");
+  Check(values, "values", at::kFloat, {rows, k}, logits, "logits");
+  Check(lse, "lse", at::kFloat, {rows}, logits, "logits");
+  return {rows, vocab, logits.stride(0)};
+}
+
+MergeSizes CheckMergeTopk(const at::Tensor& ids, const at::Tensor& values, const at::Tensor& lse,
+                          int64_t k_out, const at::Tensor& out_ids, const at::Tensor& out_values,
+                          const at::Tensor& out_lse) {
+  CheckDim(ids, "ids", 3, "[T, R, k]");
+  const int64_t shards = ids.size(0);
+  const int64_t rows = ids.size(1);
+  const int64_t k = ids.size(2);
+  Check(ids, "ids", at::kLong, {shards, rows, k}, values, "values");
+  Check(values, "values", at::kFloat, {shards, rows, k}, ids, "ids");
+  Check(lse, "lse", at::kFloat, {shards, rows}, ids, "ids");
+  TORCH_CHECK(shards >= 1, "kdtree: `ids` must hold at least one shard");
+  TORCH_CHECK(shards * k <= 1 << 20, "kdtree: `ids` holds too many entries a row: ", shards * k);
+  TORCH_CHECK(k_out >= 1 && k_out <= shards * k, "kdtree: `k_out` must be in 1..T * k = ",
+              shards * k, ", got ", k_out);
+  Check(out_ids, "out_ids", at::kLong, {rows, k_out}, ids, "ids");
+  Check(out_values, "out_values", at::kFloat, {rows, k_out}, ids, "ids");
+  Check(out_lse, "out_lse", at::kFloat, {rows}, ids, "ids");
+  return {shards, rows, k};
+}
+
+BuildSizes CheckBuildTree(const at::Tensor& ids, const at::Tensor& log_probs,
+                          const at::Tensor& root, const at::Tensor& prefix_lens, int64_t budget,
+                          const at::Tensor& tokens, const at::Tensor& parents,
+                          const at::Tensor& depths, const at::Tensor& log_mass,
+                          const at::Tensor& positions, const at::Tensor& ancestors,
+                          const at::Tensor& next_token, const at::Tensor& next_sibling,
+                          const at::Tensor& num_nodes) {
+  CheckDim(ids, "ids", 3, "[bs, L, K]");
+  const int64_t requests = ids.size(0);
+  const int64_t levels = ids.size(1);
+  const int64_t candidates = ids.size(2);
+  CheckRange(levels, "ids.shape[1] (L)", 1, kMaxDepths);
+  CheckRange(candidates, "ids.shape[2] (K)", 1, kMaxCandidates);
+  CheckRange(budget, "budget", 1, kMaxBudget);
+  const int64_t nodes = budget + 1;
+  const int64_t words = (nodes + 63) / 64;
+  Check(ids, "ids", at::kLong, {requests, levels, candidates}, log_probs, "log_probs");
+  Check(log_probs, "log_probs", at::kFloat, {requests, levels, candidates}, ids, "ids");
+  Check(root, "root", at::kLong, {requests}, ids, "ids");
+  Check(prefix_lens, "prefix_lens", at::kLong, {requests}, ids, "ids");
+  Check(tokens, "tokens", at::kLong, {requests, nodes}, ids, "ids");
+  Check(parents, "parents", at::kInt, {requests, nodes}, ids, "ids");
+  Check(depths, "depths", at::kInt, {requests, nodes}, ids, "ids");
+  Check(log_mass, "log_mass", at::kFloat, {requests, nodes}, ids, "ids");
+  Check(positions, "positions", at::kLong, {requests, nodes}, ids, "ids");
+  Check(ancestors, "ancestors", at::kLong, {requests, nodes, words}, ids, "ids");
+  Check(next_token, "next_token", at::kInt, {requests, nodes}, ids, "ids");
+  Check(next_sibling, "next_sibling", at::kInt, {requests, nodes}, ids, "ids");
+  Check(num_nodes, "num_nodes", at::kInt, {requests}, ids, "ids");
+  return {requests,
+          static_cast<int>(levels),
+          static_cast<int>(candidates),
+          static_cast<int>(budget),
+          {tokens.data_ptr<int64_t>(), parents.data_ptr<int32_t>(), depths.data_ptr<int32_t>(),
+           log_mass.data_ptr<float>(), positions.data_ptr<int64_t>(),
+           ancestors.data_ptr<int64_t>(), next_token.data_ptr<int32_t>(),
+           next_sibling.data_ptr<int32_t>(), num_nodes.data_ptr<int32_t>(),
+           static_cast<int>(nodes), static_cast<int>(words)}};
+}
+
+AcceptSizes CheckAcceptTree(const at::Tensor& tokens, const at::Tensor& next_token,
+                            const at::Tensor& next_sibling, const at::Tensor& num_nodes,
+                            const at::Tensor& predictions, const at::Tensor& prefix_lens,
+                            int64_t max_depth, const at::Tensor& path,
+                            const at::Tensor& accept_len, const at::Tensor& bonus,
+                            const at::Tensor& out_tokens, const at::Tensor& new_seq_lens) {
+  CheckDim(tokens, "tokens", 2, "[bs, N]");
+  const int64_t requests = tokens.size(0);
+  const int64_t nodes = tokens.size(1);
+  CheckRange(nodes, "tokens.shape[1] (N)", 1, kMaxNodes);
+  CheckRange(max_depth, "max_depth", 0, kMaxBudget);
+  Check(tokens, "tokens", at::kLong, {requests, nodes}, predictions, "predictions");
+  Check(next_token, "next_token", at::kInt, {requests, nodes}, tokens, "tokens");
+  Check(next_sibling, "next_sibling", at::kInt, {requests, nodes}, tokens, "tokens");
+  Check(num_nodes, "num_nodes", at::kInt, {requests}, tokens, "tokens");
+  Check(predictions, "predictions", at::kLong, {requests, nodes}, tokens, "tokens");
+  Check(prefix_lens, "prefix_lens", at::kLong, {requests}, tokens, "tokens");
+  Check(path, "path", at::kInt, {requests, max_depth + 1}, tokens, "tokens");
+  Check(accept_len, "accept_len", at::kInt, {requests}, tokens, "tokens");
+  Check(bonus, "bonus", at::kLong, {requests}, tokens, "tokens");
+  Check(out_tokens, "out_tokens", at::kLong, {requests, max_depth + 1}, tokens, "tokens");
+  Check(new_seq_lens, "new_seq_lens", at::kLong, {requests}, tokens, "tokens");
+  return {requests,
+          {tokens.const_data_ptr<int64_t>(), next_token.const_data_ptr<int32_t>(),
+           next_sibling.const_data_ptr<int32_t>(), num_nodes.const_data_ptr<int32_t>(),
+           predictions.const_data_ptr<int64_t>(), prefix_lens.const_data_ptr<int64_t>(),
+           path.data_ptr<int32_t>(), accept_len.data_ptr<int32_t>(), bonus.data_ptr<int64_t>(),
+           out_tokens.data_ptr<int64_t>(), new_seq_lens.data_ptr<int64_t>(),
+           static_cast<int>(nodes), static_cast<int>(max_depth)}};
+}
+
+CompactSizes CheckCompactKv(const at::Tensor& buffer_ptrs, const at::Tensor& row_bytes,
+                            const at::Tensor& slots, const at::Tensor& path,
+                            const at::Tensor& accept_len) {
+  CheckDim(buffer_ptrs, "buffer_ptrs", 1, "[n_buf]");
+  CheckDim(slots, "slots", 2, "[bs, N]");
+  CheckDim(path, "path", 2, "[bs, S]");
+  const int64_t buffers = buffer_ptrs.size(0);
+  const int64_t requests = slots.size(0);
+  const int64_t nodes = slots.size(1);
+  const int64_t steps = path.size(1);
+  // SGLang's pools keep addresses as uint64; the bits are the same.
+  const at::ScalarType address_type = buffer_ptrs.scalar_type();
+  TORCH_CHECK(address_type == at::kLong || address_type == at::kUInt64,
+              "kdtree: `buffer_ptrs` must be int64 or uint64, got ", address_type);
+  CheckRange(nodes, "slots.shape[1] (N)", 1, kMaxNodes);
+  CheckRange(steps, "path.shape[1] (S)", 1, kMaxNodes);
+  CheckRange(requests, "slots.shape[0] (bs)", 0, 65535);
+  Check(buffer_ptrs, "buffer_ptrs", address_type, {buffers}, slots, "slots");
+  Check(row_bytes, "row_bytes", at::kLong, {buffers}, slots, "slots");
+  Check(slots, "slots", at::kLong, {requests, nodes}, path, "path");
+  Check(path, "path", at::kInt, {requests, steps}, slots, "slots");
+  Check(accept_len, "accept_len", at::kInt, {requests}, slots, "slots");
+  return {buffers,
+          requests,
+          {static_cast<const int64_t*>(buffer_ptrs.const_data_ptr()),
+           row_bytes.const_data_ptr<int64_t>(), slots.const_data_ptr<int64_t>(),
+           path.const_data_ptr<int32_t>(), accept_len.const_data_ptr<int32_t>(),
+           static_cast<int>(nodes), static_cast<int>(steps)}};
+}
+
+GatherSizes CheckGatherPath(const at::Tensor& rows, const at::Tensor& path, int64_t nodes,
+                            const at::Tensor& out) {
+  CheckDim(rows, "rows", 2, "[bs * N, C]");
+  CheckDim(path, "path", 2, "[bs, S]");
+  CheckLogitType(rows, "rows");
+  const int64_t requests = path.size(0);
+  const int64_t steps = path.size(1);
+  const int64_t width = rows.size(1);
+  TORCH_CHECK(nodes >= 1, "kdtree: `num_nodes_per_request` must be positive, got ", nodes);
+  Check(rows, "rows", rows.scalar_type(), {requests * nodes, width}, path, "path");
+  Check(path, "path", at::kInt, {requests, steps}, rows, "rows");
+  Check(out, "out", rows.scalar_type(), {requests, steps, width}, rows, "rows");
+  return {requests, nodes, steps, width * static_cast<int64_t>(rows.element_size())};
+}
+
+MaskSizes CheckTreeMask(const at::Tensor& ancestors, const at::Tensor& prefix_lens,
+                        const at::Tensor& mask, const at::Tensor& mask_indptr, bool write_prefix) {
+  CheckDim(ancestors, "ancestors", 3, "[bs, N, W]");
+  CheckDim(mask, "mask", 1, "[M]");
+  const int64_t requests = ancestors.size(0);
+  const int64_t nodes = ancestors.size(1);
+  CheckRange(nodes, "ancestors.shape[1] (N)", 1, kMaxNodes);
+  CheckRange(requests, "ancestors.shape[0] (bs)", 0, 65535);
+  const at::ScalarType mask_type = mask.scalar_type();
+  TORCH_CHECK(mask_type == at::kBool || mask_type == at::kByte,
+              "kdtree: `mask` must be bool or uint8, got ", mask_type);
+  const int64_t words = (nodes + 63) / 64;
+  Check(ancestors, "ancestors", at::kLong, {requests, nodes, words}, mask, "mask");
+  Check(prefix_lens, "prefix_lens", at::kLong, {requests}, ancestors, "ancestors");
+  Check(mask, "mask", mask_type, {mask.size(0)}, ancestors, "ancestors");
+  Check(mask_indptr, "mask_indptr", at::kLong, {requests + 1}, ancestors, "ancestors");
+  return {requests,
+          {ancestors.const_data_ptr<int64_t>(), prefix_lens.const_data_ptr<int64_t>(),
+           mask_indptr.const_data_ptr<int64_t>(), static_cast<uint8_t*>(mask.data_ptr()),
+           mask.size(0), static_cast<int>(nodes), static_cast<int>(words), write_prefix}};
+}
+
+}  // namespace kdtree
