@@ -1,6 +1,7 @@
 """`kdtree-sglang build`: compiles the ops ahead of time into the package's folder."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from kdtree_sglang.ops import _extension
@@ -37,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         library = _extension.build(_extension.find_csrc(), variant, options.dest)
     except _extension.ExtensionBuildError as error:
-        print(error)
+        print(error, file=sys.stderr)
         return 1
     print(library)
     return 0

@@ -1,16 +1,17 @@
 """Finds, or builds once, the compiled ops and registers them as `torch.ops.kdtree`.
 
 `load()` takes the first of
-  1. a prebuilt library in `kdtree_sglang/_prebuilt` (from `kdtree-sglang build` or a wheel) made from
-     these sources for this torch and, on a GPU, for this GPU;
+  1. a prebuilt library in `kdtree_sglang/_prebuilt` (from `kdtree-sglang build` or a wheel) made
+     from these sources for this torch and, on a GPU, for this GPU;
   2. the cache, `$KDTREE_CACHE_DIR` or `$XDG_CACHE_HOME/kdtree_sglang`, built on a miss.
 
-A library's file name carries everything that must match, `kdtree_ops-<variant>-<hash>.so`, and a file
-gets that name by an atomic rename after it compiled and loaded in the builder: what has the name is
-whole. Processes that start together (tensor parallelism) wait on one lock while the first builds.
+A library's file name carries everything that must match, `kdtree_ops-<variant>-<hash>.so`, and a
+file gets that name by an atomic rename after it compiled and loaded in the builder: what has the
+name is whole. Processes that start together (tensor parallelism) wait on one lock while the first
+builds.
 
-On a machine with a usable GPU the CUDA variant is required: a missing nvcc is an error, never a quiet
-fall-back to the CPU.
+On a machine with a usable GPU the CUDA variant is required: a missing nvcc is an error, never a
+quiet fall-back to the CPU.
 """
 
 import fcntl
@@ -222,7 +223,11 @@ def build(csrc: Path, variant: Variant, dest: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.is_file():
             return target
-        with tempfile.TemporaryDirectory(prefix=".building-", dir=dest) as folder:
+        # Whoever left a workspace of this library was killed: its lock is gone, and now ours.
+        prefix = f".building-{target.stem}-"
+        for leftover in dest.glob(f"{prefix}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=dest) as folder:
             workspace = Path(folder)
             log = target.with_suffix(".log")
             try:

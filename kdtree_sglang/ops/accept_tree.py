@@ -13,18 +13,17 @@
        out_tokens    [bs, L+1] int64, the accepted drafts, then the bonus, then 0
        new_seq_lens  [bs] int64, prefix_lens + accept_len + 1
 
-The walk steps to the first child, in brother order, whose token is the current node's prediction, and
-stops when there is none or after max_depth steps. Along it path[j] >= j and path ascends.
+The walk steps to the first child, in brother order, whose token is the current node's prediction,
+and stops when there is none or after max_depth steps. Along it path[j] >= j and path ascends.
 
-Malformed links are safe: an index outside [1, num_nodes), a child not above its parent or a brother not
-above its elder ends that list of children. num_nodes above N counts as N.
+Malformed links are safe: an index outside [1, num_nodes), a child not above its parent or a brother
+not above its elder ends that list of children. num_nodes above N counts as N.
 
 Errors: RuntimeError naming the argument, for another dtype, shape, device or layout.
 
-Runs on the current stream, allocates nothing besides the outputs (the `_out` form nothing), never waits
-for the device; bit-equal on every device. Source: csrc/accept_tree.cu, csrc/cpu/accept_tree.cpp;
-reference/accept_tree.py.
-"""
+Runs on the current stream, allocates nothing besides the outputs (the `_out` form nothing), never
+waits for the device; bit-equal on every device.
+Source: csrc/accept_tree.cu, csrc/cpu/accept_tree.cpp; reference/accept_tree.py."""
 
 from typing import NamedTuple
 

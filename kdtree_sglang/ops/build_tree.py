@@ -6,7 +6,7 @@
     prefix_lens  [bs] int64, position of the root
     budget       1..127 nodes besides the root; N = budget + 1, W = ceil(N / 64)
     -> Tree      tokens [bs, N] int64
-                 parents [bs, N] int32, -1 for the root; a parent's number is smaller than its child's
+                 parents [bs, N] int32, -1 for the root; always smaller than the node's number
                  depths [bs, N] int32
                  log_mass [bs, N] float32, the node's key rounded from double; 0 for the root
                  positions [bs, N] int64, prefix_lens + depths
@@ -16,23 +16,23 @@
                  num_nodes [bs] int32, with the root
 
 Algorithm: node 0 is the root, the others are numbered as they leave a best-first queue. The queue
-starts with rank 0 of depth 1 (key lp[1, 0]). A node (d, r) with key w that leaves it pushes its sibling
-with key (w - lp[d, r]) + lp[d, r + 1] and its first child with key w + lp[d + 1, 0], computed in
-float64 in exactly this order. The greatest key leaves first; of bit-equal keys (-0.0 equals 0.0) the
-lexicographically smaller path of ranks, a proper prefix before its extensions. A candidate whose
-log-probability is not finite is not pushed, so neither are its later siblings. It ends after `budget`
-nodes or with an empty queue. K >= min(budget, V) makes the tree the best of all of that size.
+starts with rank 0 of depth 1 (key lp[1, 0]). A node (d, r) with key w that leaves it pushes its
+sibling with key (w - lp[d, r]) + lp[d, r + 1] and its first child with key w + lp[d + 1, 0],
+computed in float64 in exactly this order. The greatest key leaves first; of equal keys (-0.0 equals
+0.0) the lexicographically smaller path of ranks, a proper prefix before its extensions. A candidate
+whose log-probability is not finite is not pushed, so neither are its later siblings. It ends after
+`budget` nodes or with an empty queue. K >= min(budget, V) makes the tree the best of all of that
+size.
 
-Rows >= num_nodes: token of the root, parent 0, depth 0, log_mass -inf, position prefix_len, ancestors
-only themselves, no links to or from.
+Rows >= num_nodes: token of the root, parent 0, depth 0, log_mass -inf, position prefix_len,
+ancestors only themselves, no links to or from.
 
 Errors: RuntimeError naming the argument, for a size out of range or another dtype, shape, device or
 layout.
 
-Runs on the current stream, allocates nothing besides the outputs (the `_out` form nothing), never waits
-for the device; bit-equal on every device. Source: csrc/build_tree.cu, csrc/cpu/build_tree.cpp;
-reference/build_tree.py.
-"""
+Runs on the current stream, allocates nothing besides the outputs (the `_out` form nothing), never
+waits for the device; bit-equal on every device.
+Source: csrc/build_tree.cu, csrc/cpu/build_tree.cpp; reference/build_tree.py."""
 
 from typing import NamedTuple
 

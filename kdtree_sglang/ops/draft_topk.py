@@ -7,17 +7,17 @@
        values    [R, k] float32, the logits themselves
        lse       [R] float32, natural log of the sum of exponentials over the whole row
 
-Order: value descending, then smaller id; -0.0 equals 0.0. NaN counts as -inf (and is returned as -inf).
-ids and values are bit-equal on every device and run; lse is within 1e-5 of the reference and the same
-on every run of a device. A row of only -inf and NaN has lse -inf; a row with +inf has lse +inf.
-A candidate's log-probability is `values - lse[:, None]`; it may come out NaN (-inf - -inf), which
-build_tree never lets in.
+Order: value descending, then smaller id; -0.0 equals 0.0. NaN counts as -inf (and is returned as
+-inf). ids and values are bit-equal on every device and run; lse is within 1e-5 of the reference and
+the same on every run of a device. A row of only -inf and NaN has lse -inf; a row with +inf has lse
++inf. A candidate's log-probability is `values - lse[:, None]`; it may come out NaN (-inf - -inf),
+which build_tree never lets in.
 
-Errors: RuntimeError naming the argument, for k out of range, another dtype, overlapping rows, outputs
-of another shape, dtype or device.
+Errors: RuntimeError naming the argument, for k out of range, another dtype, overlapping rows,
+outputs of another shape, dtype or device.
 
-Runs on the current stream, allocates nothing besides the outputs (the `_out` form nothing), never waits
-for the device. Source: csrc/draft_topk.cu, csrc/cpu/draft_topk.cpp; reference/draft_topk.py.
+Runs on the current stream, allocates nothing besides the outputs (the `_out` form nothing), never
+waits for the device. Source: csrc/draft_topk.cu, csrc/cpu/draft_topk.cpp; reference/draft_topk.py.
 """
 
 from typing import NamedTuple

@@ -9,9 +9,9 @@ An entry outside [0, N), as -1 past the end of a path, gives zeros, whatever row
 
 Errors: RuntimeError naming the argument, for another dtype, shape, device or layout.
 
-Runs on the current stream, allocates nothing besides the output (the `_out` form nothing), never waits
-for the device. Source: csrc/gather_path.cu, csrc/cpu/gather_path.cpp; reference/gather_path.py.
-"""
+Runs on the current stream, allocates nothing besides the output (the `_out` form nothing), never
+waits for the device.
+Source: csrc/gather_path.cu, csrc/cpu/gather_path.cpp; reference/gather_path.py."""
 
 import torch
 

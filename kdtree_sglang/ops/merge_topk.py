@@ -6,10 +6,11 @@
     k_out   1..T*k
     -> ids [R, k_out] int64, values [R, k_out] float32, lse [R] float32, as of the whole vocabulary
 
-Order: value descending, then smaller id, then smaller shard (shards of one vocabulary have no common
-ids); NaN counts as -inf. The lists need not be sorted. The result is the whole row's top k_out only if
-every shard gave min(k_out, its own V) entries; pad a shorter shard's list with value -inf. ids and
-values are bit-equal everywhere; lse is within 1e-5 of the reference, and lse[0] itself when T = 1.
+Order: value descending, then smaller id, then smaller shard (shards of one vocabulary have no
+common ids); NaN counts as -inf. The lists need not be sorted. The result is the whole row's top
+k_out only if every shard gave min(k_out, its own V) entries; pad a shorter shard's list with value
+-inf and ids past the vocabulary, so that they lose every tie. ids and values are bit-equal
+everywhere; lse is within 1e-5 of the reference, and lse[0] itself when T = 1.
 
 Errors: RuntimeError naming the argument (named out_ids, out_values and out_lse for the outputs).
 

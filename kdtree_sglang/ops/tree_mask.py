@@ -10,8 +10,8 @@
                   ancestor of node i or i itself; cells (i, < prefix_lens[b]) become True if
                   write_prefix, else stay
 
-Every other cell of mask stays. Nothing is written outside [0, M): what would fall there is dropped. A
-negative prefix length counts as 0. Only mask_indptr[:bs] is read.
+Every other cell of mask stays. Nothing is written outside [0, M): what would fall there is dropped.
+A negative prefix length counts as 0. Only mask_indptr[:bs] is read.
 
 Errors: RuntimeError naming the argument, for another dtype, shape, device or layout.
 

@@ -1,8 +1,7 @@
 """numpy references of the ops, one function each under the op's own name: the golden standard.
 
-Written to be read against the contracts in kdtree_sglang/ops, not to be fast. They import nothing else
-of the project.
-"""
+Written to be read against the contracts in kdtree_sglang/ops, not to be fast. They import nothing
+else of the project."""
 
 from kdtree_sglang.reference.accept_tree import accept_tree
 from kdtree_sglang.reference.build_tree import build_tree

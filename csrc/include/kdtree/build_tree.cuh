@@ -3,8 +3,9 @@
 // The frontier never holds more items than nodes were popped, plus one, so it lives in the
 // registers of one warp (kSlots items a lane) and needs no heap: a pop is a maximum over the lane's
 // slots, two warp reductions of the key's halves and, only when keys are bit-equal, four of the
-// rank path. Cost: `budget` dependent pops of a few hundred cycles; log-probs are read from global
-// memory once, the tree is written once, coalesced.
+// rank path.
+// Cost: `budget` dependent pops of a few hundred cycles; log-probs are read from global memory
+// once, the tree is written once, coalesced.
 #pragma once
 
 #include "kdtree/tree.h"
@@ -15,8 +16,8 @@ constexpr int kBuildTreeThreads = 128;
 constexpr unsigned kFullWarp = 0xffffffffu;
 
 /*!
- * \brief Maps a finite double to an unsigned integer of the same order; -0.0 and 0.0 map to one value,
- * and 0 is free to mean an empty slot.
+ * \brief Maps a finite double to an unsigned integer of the same order; -0.0 and 0.0 map to one
+ * value, and 0 is free to mean an empty slot.
  */
 __device__ __forceinline__ uint64_t OrderedKey(double value) {
   const uint64_t bits = static_cast<uint64_t>(__double_as_longlong(__dadd_rn(value, 0.0)));
@@ -30,6 +31,10 @@ __device__ __forceinline__ unsigned KeepGreatest(unsigned lanes, uint32_t word, 
   const bool runs = (lanes >> lane) & 1u;
   const uint32_t greatest = __reduce_max_sync(kFullWarp, runs ? word : 0u);
   return __ballot_sync(kFullWarp, runs && word == greatest);
+}
+
+__device__ __forceinline__ uint64_t ShuffleWord(uint64_t word, int lane) {
+  return __shfl_sync(kFullWarp, static_cast<unsigned long long>(word), lane);
 }
 
 /*!
@@ -52,8 +57,8 @@ struct ItemTag {
  *
  * \tparam kSlots Frontier items a lane; budget <= 32 * kSlots.
  * \param ids [bs, depths, candidates].
- * \param log_probs [bs, depths, candidates]; depths * candidates floats of dynamic shared memory hold
- * the request's.
+ * \param log_probs [bs, depths, candidates]; depths * candidates floats of dynamic shared memory
+ * hold the request's.
  */
 template <int kSlots>
 __global__ void __launch_bounds__(kBuildTreeThreads)
@@ -112,13 +117,14 @@ __global__ void __launch_bounds__(kBuildTreeThreads)
       ItemTag best_tag = tag[0];
 #pragma unroll
       for (int slot = 1; slot < kSlots; ++slot) {
-        if (order[slot] > best_order || (order[slot] == best_order && path[slot] < best_path)) {
-          best_slot = slot;
-          best_order = order[slot];
-          best_key = key[slot];
-          best_path = path[slot];
-          best_tag = tag[slot];
-        }
+        const bool better = order[slot] > best_order ||
+                            (order[slot] == best_order && path[slot] < best_path);
+        best_slot = better ? slot : best_slot;
+        best_order = better ? order[slot] : best_order;
+        best_key = better ? key[slot] : best_key;
+        best_path.hi = better ? path[slot].hi : best_path.hi;
+        best_path.lo = better ? path[slot].lo : best_path.lo;
+        best_tag.packed = better ? tag[slot].packed : best_tag.packed;
       }
 
       unsigned lanes = __ballot_sync(kFullWarp, best_order != 0);
@@ -134,11 +140,7 @@ __global__ void __launch_bounds__(kBuildTreeThreads)
       const int winner = __ffs(lanes) - 1;
 
       const double w = __shfl_sync(kFullWarp, best_key, winner);
-      const RankPath ranks = {
-          static_cast<uint64_t>(__shfl_sync(kFullWarp, static_cast<unsigned long long>(best_path.hi),
-                                            winner)),
-          static_cast<uint64_t>(__shfl_sync(kFullWarp, static_cast<unsigned long long>(best_path.lo),
-                                            winner))};
+      const RankPath ranks = {ShuffleWord(best_path.hi, winner), ShuffleWord(best_path.lo, winner)};
       const ItemTag popped = {__shfl_sync(kFullWarp, best_tag.packed, winner)};
       const int depth = popped.depth();
       const int rank = popped.rank();
@@ -167,23 +169,29 @@ __global__ void __launch_bounds__(kBuildTreeThreads)
         sibling = __dadd_rn(__dsub_rn(w, static_cast<double>(row[rank])),
                             static_cast<double>(row[rank + 1]));
       }
+      const uint64_t sibling_order = has_sibling ? OrderedKey(sibling) : 0;
+      const RankPath sibling_path = Advance(ranks, depth);
+      const ItemTag sibling_tag = ItemTag::Make(popped.parent(), node, depth, rank + 1);
+
       const bool has_child = node < budget && depth < depths && IsFinite(row[candidates]);
       double child = 0.0;
       if (has_child) child = __dadd_rn(w, static_cast<double>(row[candidates]));
+      const uint64_t child_order = OrderedKey(child);
+      const RankPath child_path = Advance(ranks, depth + 1);
+      const ItemTag child_tag = ItemTag::Make(node, 0, depth + 1, 0);
+
+      // Selects, not branches: a branch lets the compiler index the slots at run time, which moves
+      // them to local memory.
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
-        if (lane == winner && slot == best_slot) {
-          order[slot] = has_sibling ? OrderedKey(sibling) : 0;
-          key[slot] = sibling;
-          path[slot] = Advance(ranks, depth);
-          tag[slot] = ItemTag::Make(popped.parent(), node, depth, rank + 1);
-        }
-        if (has_child && lane == (node & 31) && slot == (node >> 5)) {
-          order[slot] = OrderedKey(child);
-          key[slot] = child;
-          path[slot] = Advance(ranks, depth + 1);
-          tag[slot] = ItemTag::Make(node, 0, depth + 1, 0);
-        }
+        const bool is_sibling = lane == winner && slot == best_slot;
+        const bool is_child = has_child && lane == (node & 31) && slot == (node >> 5);
+        order[slot] = is_child ? child_order : is_sibling ? sibling_order : order[slot];
+        key[slot] = is_child ? child : is_sibling ? sibling : key[slot];
+        path[slot].hi = is_child ? child_path.hi : is_sibling ? sibling_path.hi : path[slot].hi;
+        path[slot].lo = is_child ? child_path.lo : is_sibling ? sibling_path.lo : path[slot].lo;
+        tag[slot].packed =
+            is_child ? child_tag.packed : is_sibling ? sibling_tag.packed : tag[slot].packed;
       }
     }
     if (lane == 0) s_count = node;

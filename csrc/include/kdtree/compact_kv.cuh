@@ -3,8 +3,8 @@
 // A block owns one (buffer, request); a thread owns a column of the row, as wide as the addresses
 // allow (16 bytes for every usual KV row), and carries it through all moves. Columns do not meet,
 // so there is no barrier; a thread loads a batch of rows before it stores any, which overlaps the
-// loads' latency and is safe because path[j] >= j ascends. Cost: one read and one write of
-// accept_len rows a buffer.
+// loads' latency and is safe because path[j] >= j ascends.
+// Cost: one read and one write of accept_len rows a buffer.
 #pragma once
 
 #include "kdtree/compact_kv.h"

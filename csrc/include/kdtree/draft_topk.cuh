@@ -4,16 +4,14 @@
 // An element's rank is the 64-bit number (value in order-preserving bits, complement of the id), so
 // all elements differ and "value, then smaller id" is one comparison. Three steps:
 //   1. every thread takes the greatest of its share; the k-th greatest of those 1,024 numbers
-// bounds
-//      the k-th element of the row from below, since k elements reach it;
+//      bounds the k-th element of the row from below, since k elements reach it;
 //   2. a second pass collects what reaches the bound (about 1.07 k elements at k = 127 in a row
-// without
-//      structure) and sums the exponentials;
-//   3. each collected element counts the collected ones before it: that is its place in the result.
+//      without structure) and sums the exponentials;
+//   3. each collected element counts the collected ones before it: its place in the result.
 // Only a row whose greatest elements crowd in few threads' shares overflows step 2; it then
-// descends bit by bit to the exact bound, a full pass a bit. Cost: two reads of the row (the second
-// mostly from L2) by one SM: bound by one SM's bandwidth when rows are few, by memory when they are
-// many.
+// descends bit by bit to the exact bound, a full pass a bit.
+// Cost: two reads of the row (the second mostly from L2) by one SM: bound by one SM's bandwidth
+// when rows are few, by memory when they are many.
 #pragma once
 
 #include <cstdint>
@@ -40,17 +38,19 @@ __device__ __forceinline__ uint32_t OrderedBits(float value) {
 }
 
 __device__ __forceinline__ uint64_t RankOf(float value, int64_t id) {
-  return static_cast<uint64_t>(OrderedBits(value)) << 32 | (0xffffffffu - static_cast<uint32_t>(id));
+  const uint32_t id_rank = 0xffffffffu - static_cast<uint32_t>(id);
+  return static_cast<uint64_t>(OrderedBits(value)) << 32 | id_rank;
 }
 
 /*!
- * \brief Calls visit(value, id) for every element of a row, each by one thread of the block; 16 bytes a
- * load where the row's address allows.
+ * \brief Calls visit(value, id) for every element of a row, each by one thread of the block; 16
+ * bytes a load where the row's address allows.
  */
 template <typename T, typename Visit>
 __device__ __forceinline__ void ForEachLogit(const T* row, int64_t vocab, const Visit& visit) {
   constexpr int kVec = 16 / sizeof(T);
-  const int64_t misaligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
+  const auto address = reinterpret_cast<uintptr_t>(row);
+  const int64_t misaligned = static_cast<int64_t>(address % 16 / sizeof(T));
   int64_t head = misaligned == 0 ? 0 : kVec - misaligned;
   if (head > vocab) head = vocab;
   const int64_t vecs = (vocab - head) / kVec;
@@ -198,8 +198,9 @@ __global__ void __launch_bounds__(kTopkThreads)
 }
 
 /*!
- * \brief Joins row blockIdx.x of `shards` lists of k entries. An entry's place is the number of entries
- * before it, counted over all (shards * k)^2 pairs: some hundreds of cached reads a thread at TP 8.
+ * \brief Joins row blockIdx.x of `shards` lists of k entries. An entry's place is the number of
+ * entries before it, counted over all (shards * k)^2 pairs: some hundreds of cached reads a thread
+ * at TP 8.
  *
  * \param ids [shards, rows, k], values [shards, rows, k], lse [shards, rows].
  */

@@ -7,8 +7,8 @@
 namespace kdtree {
 
 /*!
- * \brief Copies row path[j] of the request's `nodes` rows to out[j]; a node outside [0, nodes) gives
- * zeros.
+ * \brief Copies row path[j] of the request's `nodes` rows to out[j]; a node outside [0, nodes)
+ * gives zeros.
  */
 inline void GatherPath(const char* rows, const int32_t* path, int64_t nodes, int64_t steps,
                        int64_t row_bytes, char* out) {

@@ -1,0 +1,317 @@
+"""build_tree: the reference against two independent ones, then the op against the reference."""
+
+import heapq
+import itertools
+import math
+
+import numpy as np
+import ops_support as support
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from kdtree_sglang import ops, reference
+from kdtree_sglang.reference.build_tree import best_first
+
+seeds = st.integers(0, 2**32 - 1)
+styles = st.sampled_from(support.LOG_PROB_STYLES)
+
+
+def published_loop(lp: np.ndarray, budget: int):
+    """The published loop from its description: one item holds (-w, ranks, parent, depth, rank, w).
+
+    Its queue takes -inf and NaN; the difference the contract makes, that these never enter, is the
+    one line in `offer`.
+    """
+    levels, k = lp.shape
+    lp = [[float(x) for x in row] for row in lp]
+    heap: list[tuple] = []
+    nodes = []
+
+    def offer(item):
+        if math.isfinite(lp[item[3] - 1][item[4]]):
+            heapq.heappush(heap, item)
+
+    offer((-lp[0][0], (0,), 0, 1, 0, lp[0][0]))
+    while heap and len(nodes) < budget:
+        _, ranks, parent, depth, rank, w = heapq.heappop(heap)
+        number = len(nodes) + 1
+        nodes.append((w, ranks, parent))
+        if rank + 1 < k:
+            key = w - lp[depth - 1][rank] + lp[depth - 1][rank + 1]
+            offer((-key, ranks[:-1] + (rank + 1,), parent, depth, rank + 1, key))
+        if depth < levels:
+            key = w + lp[depth][0]
+            offer((-key, ranks + (0,), number, depth + 1, 0, key))
+    return nodes
+
+
+def path_key(lp: np.ndarray, path: tuple[int, ...]) -> float:
+    """A path's key by the published rule alone, from its parent's or its elder brother's."""
+    row = lp[len(path) - 1].astype(np.float64)
+    if path[-1] > 0:
+        elder = path[:-1] + (path[-1] - 1,)
+        return float((path_key(lp, elder) - row[path[-1] - 1]) + row[path[-1]])
+    above = path_key(lp, path[:-1]) if len(path) > 1 else 0.0
+    return float(above + row[0]) if len(path) > 1 else float(row[0])
+
+
+def all_paths(levels: int, k: int):
+    return itertools.chain.from_iterable(
+        itertools.product(range(k), repeat=depth) for depth in range(1, levels + 1)
+    )
+
+
+def enumerated(lp: np.ndarray, budget: int):
+    """Best-first without a queue: again and again the best path whose elders are all chosen."""
+    levels, k = lp.shape
+    keys = {
+        path: path_key(lp, path)
+        for path in all_paths(levels, k)
+        if all(np.isfinite(lp[d, : r + 1]).all() for d, r in enumerate(path))
+    }
+    chosen: dict[tuple[int, ...], int] = {(): 0}
+    order = []
+    while len(order) < budget:
+        open_paths = [
+            path
+            for path in keys
+            if path not in chosen
+            and path[:-1] in chosen
+            and (path[-1] == 0 or path[:-1] + (path[-1] - 1,) in chosen)
+        ]
+        if not open_paths:
+            break
+        best = min(open_paths, key=lambda path: (-keys[path], path))
+        order.append((keys[best], best, chosen[best[:-1]]))
+        chosen[best] = len(order)
+    return order
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seeds, styles, st.integers(1, 15), st.integers(1, 127), st.integers(1, 127)
+)
+def test_reference_follows_the_published_loop(seed, style, levels, k, budget):
+    lp = support.log_probs(np.random.default_rng(seed), style, 1, levels, k)[0]
+    assert best_first(lp, budget) == published_loop(lp, budget)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seeds, styles, st.integers(1, 3), st.integers(1, 4), st.integers(1, 40))
+def test_reference_is_best_first_over_all_paths(seed, style, levels, k, budget):
+    lp = support.log_probs(np.random.default_rng(seed), style, 1, levels, k)[0]
+    assert best_first(lp, budget) == enumerated(lp, budget)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seeds, st.integers(1, 4), st.integers(1, 4), st.integers(1, 60))
+def test_reference_takes_the_most_probable_paths(seed, levels, k, budget):
+    """With sums that are exact, best-first order is the order of all paths by mass, then ranks."""
+    rng = np.random.default_rng(seed)
+    lp = -np.sort(rng.integers(1, 9, (levels, k)).astype(np.float32), axis=-1) / 4
+    mass = {p: sum(float(lp[d, r]) for d, r in enumerate(p)) for p in all_paths(levels, k)}
+    best = sorted(mass, key=lambda path: (-mass[path], path))[:budget]
+    assert [path for _, path, _ in best_first(lp, budget)] == best
+
+
+def run_poisoned(device: str, case, budget: int) -> ops.Tree:
+    args = support.put(device, *case)
+    out = ops.empty_tree(case[0].shape[0], budget, device)
+    for tensor in out:
+        support.poison(tensor)
+    ops.build_tree_out(*args, budget, out)
+    return out
+
+
+def assert_same_tree(expected, got: ops.Tree) -> None:
+    for name, want, have in zip(expected._fields, expected, got, strict=True):
+        support.assert_same(name, want, have)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    seeds,
+    styles,
+    st.integers(1, 64),
+    st.integers(1, 15),
+    st.integers(1, 127),
+    st.integers(1, 127),
+)
+@example(0, "smooth", 1, 15, 127, 127)
+@example(1, "equal", 3, 15, 127, 127)
+@example(2, "ties", 2, 15, 64, 64)
+@example(3, "ties", 2, 7, 32, 32)
+@example(4, "equal", 2, 15, 1, 127)
+@example(5, "few", 64, 1, 1, 1)
+@example(6, "special", 17, 12, 37, 65)
+def test_op_equals_reference(device, seed, style, bs, levels, k, budget):
+    # Large batches of large trees only cost time; the reference is Python.
+    bs = max(1, min(bs, 2000 // budget))
+    case = support.tree_case(np.random.default_rng(seed), style, bs, levels, k)
+    expected = reference.build_tree(*case, budget)
+    assert_same_tree(expected, run_poisoned(device, case, budget))
+
+
+def test_op_equals_reference_at_batch_64(device):
+    case = support.tree_case(np.random.default_rng(64), "ties", 64, 7, 63)
+    expected = reference.build_tree(*case, 63)
+    assert_same_tree(expected, run_poisoned(device, case, 63))
+    assert_same_tree(expected, ops.build_tree(*support.put(device, *case), 63))
+
+
+@pytest.mark.parametrize("first", [np.nan, np.inf, -np.inf])
+def test_root_alone_when_no_candidate_is_finite(device, first):
+    ids, lp, root, prefix = support.tree_case(np.random.default_rng(0), "smooth", 2, 3, 4)
+    lp[1, 0, 0] = first
+    tree = run_poisoned(device, (ids, lp, root, prefix), 5)
+    assert_same_tree(reference.build_tree(ids, lp, root, prefix, 5), tree)
+    assert tree.num_nodes.tolist()[1] == 1
+    assert not any(tensor.isnan().any() for tensor in tree if tensor.is_floating_point())
+
+
+def test_zero_log_probs_of_both_signs_tie(device):
+    """-0.0 and 0.0 are one key, so the rank path decides; log_mass keeps the sign of its sum."""
+    rng = np.random.default_rng(5)
+    ids, _, root, prefix = support.tree_case(rng, "smooth", 8, 4, 5)
+    lp = rng.choice(np.array([-0.0, 0.0], np.float32), (8, 4, 5))
+    tree = run_poisoned(device, (ids, lp, root, prefix), 60)
+    assert_same_tree(reference.build_tree(ids, lp, root, prefix, 60), tree)
+
+
+def test_huge_log_probs_stay_ordered(device):
+    rng = np.random.default_rng(6)
+    ids, lp, root, prefix = support.tree_case(rng, "smooth", 4, 15, 9)
+    lp *= np.float32(1e37)
+    tree = run_poisoned(device, (ids, lp, root, prefix), 100)
+    assert_same_tree(reference.build_tree(ids, lp, root, prefix, 100), tree)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seeds, styles, st.integers(1, 15), st.integers(1, 127), st.integers(1, 127))
+def test_invariants(device, seed, style, levels, k, budget):
+    case = support.tree_case(np.random.default_rng(seed), style, 2, levels, k)
+    tree = ops.Tree(*(tensor.cpu() for tensor in run_poisoned(device, case, budget)))
+    n = budget + 1
+    for b in range(2):
+        count = int(tree.num_nodes[b])
+        parents = tree.parents[b].tolist()
+        depths = tree.depths[b].tolist()
+        closure = [{0}]
+        for i in range(1, n):
+            if i < count:
+                assert 0 <= parents[i] < i
+                assert depths[i] == depths[parents[i]] + 1 <= levels
+                closure.append(closure[parents[i]] | {i})
+            else:
+                closure.append({i})
+        words = tree.ancestors[b].numpy().view(np.uint64)
+        bits = [{j for j in range(n) if int(words[i, j // 64]) >> (j % 64) & 1} for i in range(n)]
+        assert bits == closure
+        assert all(int(w) >> (n % 64) == 0 for w in words[:, -1] if n % 64)
+
+        # Links walked from each parent name exactly its children, in ascending order.
+        for i in range(n):
+            children = []
+            child = int(tree.next_token[b, i])
+            while child != -1:
+                children.append(child)
+                child = int(tree.next_sibling[b, child])
+            assert children == [j for j in range(1, count) if parents[j] == i]
+        assert torch.equal(tree.positions[b], int(case[3][b]) + tree.depths[b].long())
+        if style in ("smooth", "few"):
+            # A sibling's key may exceed its elder's by rounding only (field notes, section 2).
+            mass = tree.log_mass[b, :count]
+            assert (mass[1:] <= mass[:-1] + 1e-5).all()
+
+
+def test_is_deterministic_and_leaves_inputs_alone(device):
+    case = support.tree_case(np.random.default_rng(9), "ties", 5, 8, 40)
+    args = support.put(device, *case)
+    first = ops.build_tree(*args, 50)
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(first, ops.build_tree(*args, 50), strict=True))
+    for array, tensor in zip(case, args, strict=True):
+        support.assert_same("input", array, tensor)
+
+
+def test_empty_batch(device):
+    case = support.tree_case(np.random.default_rng(9), "ties", 0, 8, 40)
+    tree = ops.build_tree(*support.put(device, *case), 9)
+    assert tree.tokens.shape == (0, 10)
+
+
+@pytest.mark.parametrize(
+    ("named", "changes"),
+    [
+        ("budget", {"budget": 0}),
+        ("budget", {"budget": 128}),
+        ("log_probs", {"log_probs": torch.zeros(2, 3, 4, dtype=torch.float64)}),
+        ("log_probs", {"log_probs": torch.zeros(2, 3, 5)}),
+        ("log_probs", {"log_probs": torch.zeros(2, 4, 3).transpose(1, 2)}),
+        ("ids", {"ids": torch.zeros(2, 3, 4, dtype=torch.int32)}),
+        ("ids", {"ids": torch.zeros(2, 12, dtype=torch.int64)}),
+        ("root", {"root": torch.zeros(3, dtype=torch.int64)}),
+        ("prefix_lens", {"prefix_lens": torch.zeros(2, dtype=torch.int32)}),
+        ("ids.*K", {"ids": torch.zeros(2, 3, 128, dtype=torch.int64)}),
+        ("ids.*L", {"ids": torch.zeros(2, 16, 4, dtype=torch.int64)}),
+    ],
+)
+def test_errors_name_the_argument(device, named, changes):
+    args = {
+        "ids": torch.zeros(2, 3, 4, dtype=torch.int64),
+        "log_probs": torch.zeros(2, 3, 4),
+        "root": torch.zeros(2, dtype=torch.int64),
+        "prefix_lens": torch.zeros(2, dtype=torch.int64),
+        "budget": 5,
+    } | changes
+    args = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in args.items()}
+    with pytest.raises(RuntimeError, match=rf"kdtree: `.*{named}"):
+        ops.build_tree(**args)
+
+
+@pytest.mark.parametrize("field", ops.Tree._fields)
+def test_out_is_checked(device, field):
+    case = support.tree_case(np.random.default_rng(9), "ties", 2, 3, 4)
+    out = ops.empty_tree(2, 5, device)
+    wrong = getattr(out, field)[:1]
+    with pytest.raises(RuntimeError, match=f"`{field}`"):
+        ops.build_tree_out(*support.put(device, *case), 5, out._replace(**{field: wrong}))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_replays_in_a_graph_with_accept_tree():
+    """Captured once, replayed on other inputs: no host round trip, no state from the last tree."""
+    rng = np.random.default_rng(11)
+    args = support.put("cuda", *support.tree_case(rng, "smooth", 3, 7, 20))
+    tree = ops.empty_tree(3, 33, "cuda")
+    accepted = ops.empty_acceptance(3, 7, "cuda")
+    predictions = torch.zeros((3, 34), dtype=torch.int64, device="cuda")
+    ops.load()
+
+    def step():
+        ops.build_tree_out(*args, 33, tree)
+        ops.accept_tree_out(
+            tree.tokens, tree.next_token, tree.next_sibling, tree.num_nodes, predictions, args[3],
+            7, accepted,
+        )
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for style in support.LOG_PROB_STYLES:
+        case = support.tree_case(rng, style, 3, 7, 20)
+        guesses = rng.integers(0, 23, (3, 34))
+        for tensor, array in zip([*args, predictions], [*case, guesses], strict=True):
+            tensor.copy_(torch.from_numpy(array))
+        graph.replay()
+        expected = reference.build_tree(*case, 33)
+        assert_same_tree(expected, tree)
+        walk = reference.accept_tree(
+            expected.tokens, expected.next_token, expected.next_sibling, expected.num_nodes,
+            guesses, case[3], 7,
+        )
+        for name, want, have in zip(walk._fields, walk, accepted, strict=True):
+            support.assert_same(name, want, have)
