@@ -115,6 +115,9 @@ class _VerifyMetadata:
 class VerifyTorchNativeBackend(TorchNativeAttnBackend):
     """The stock backend plus TARGET_VERIFY."""
 
+    # What kdtree_sglang.attention.masked asks of a backend before it verifies a tree on it.
+    reads_tree_mask = True
+
     def __init__(self, model_runner: ModelRunner):
         super().__init__(model_runner)
         self._verify: _VerifyMetadata | None = None
