@@ -200,7 +200,7 @@ class LiveServer:
             deadline = time.monotonic() + patience
             while time.monotonic() < deadline:
                 # The group outlives its leader while scheduler or detokenizer still run.
-                if process.poll() is not None and not _group_exists(process.pid):
+                if process.poll() is not None and not _group_lives(process.pid):
                     return
                 time.sleep(0.05)
         raise ServerError(f"process group {process.pid} survived SIGKILL")
@@ -376,9 +376,21 @@ def _signal_group(group: int, sign: signal.Signals) -> None:
         pass  # already gone
 
 
-def _group_exists(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def _group_lives(group: int) -> bool:
+    """Whether a process of the group still runs.
+
+    Zombies do not count: orphans stay that until process 1 reaps them, which in a container it may
+    do late or never.
+    """
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text(errors="replace")
+        except OSError:
+            continue  # ended meanwhile
+        # "pid (command) state parent group ..."; the command may hold blanks and parentheses.
+        state, _, member_of = stat.rpartition(")")[2].split()[:3]
+        if int(member_of) == group and state not in "ZX":
+            return True
+    return False
