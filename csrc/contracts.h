@@ -19,6 +19,18 @@ struct TopkSizes {
 TopkSizes CheckDraftTopk(const at::Tensor& logits, int64_t k, int64_t vocab_start,
                          const at::Tensor& ids, const at::Tensor& values, const at::Tensor& lse);
 
+// Calls visit with the typed data pointer of logits that CheckDraftTopk accepted.
+template <typename Visit>
+void VisitLogits(const at::Tensor& logits, const Visit& visit) {
+  if (logits.scalar_type() == at::kFloat) {
+    visit(logits.const_data_ptr<float>());
+  } else if (logits.scalar_type() == at::kBFloat16) {
+    visit(logits.const_data_ptr<at::BFloat16>());
+  } else {
+    visit(logits.const_data_ptr<at::Half>());
+  }
+}
+
 struct MergeSizes {
   int64_t shards;
   int64_t rows;

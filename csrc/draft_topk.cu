@@ -1,4 +1,3 @@
-#include <ATen/Dispatch.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
@@ -14,16 +13,13 @@ void DraftTopkCuda(const at::Tensor& logits, int64_t k, int64_t vocab_start, con
   const TopkSizes sizes = CheckDraftTopk(logits, k, vocab_start, ids, values, lse);
   if (sizes.rows == 0) return;
   const c10::cuda::CUDAGuard guard(logits.device());
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kBFloat16, at::kHalf, logits.scalar_type(), "kdtree::draft_topk", [&] {
-        DraftTopkKernel<scalar_t>
-            <<<static_cast<unsigned>(sizes.rows), kTopkThreads, 0,
-               c10::cuda::getCurrentCUDAStream()>>>(
-                logits.const_data_ptr<scalar_t>(), sizes.stride, sizes.vocab, static_cast<int>(k),
-                vocab_start, ids.data_ptr<int64_t>(), values.data_ptr<float>(),
-                lse.data_ptr<float>());
-        C10_CUDA_KERNEL_LAUNCH_CHECK();
-      });
+  VisitLogits(logits, [&](const auto* logits_at) {
+    DraftTopkKernel<<<static_cast<unsigned>(sizes.rows), kTopkThreads, 0,
+                      c10::cuda::getCurrentCUDAStream()>>>(
+        logits_at, sizes.stride, sizes.vocab, static_cast<int>(k), vocab_start,
+        ids.data_ptr<int64_t>(), values.data_ptr<float>(), lse.data_ptr<float>());
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  });
 }
 
 void MergeTopkCuda(const at::Tensor& ids, const at::Tensor& values, const at::Tensor& lse,

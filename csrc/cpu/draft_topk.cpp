@@ -1,4 +1,3 @@
-#include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 
 #include "contracts.h"
@@ -13,16 +12,14 @@ void DraftTopkCpu(const at::Tensor& logits, int64_t k, int64_t vocab_start, cons
   int64_t* ids_at = ids.data_ptr<int64_t>();
   float* values_at = values.data_ptr<float>();
   float* lse_at = lse.data_ptr<float>();
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kBFloat16, at::kHalf, logits.scalar_type(), "kdtree::draft_topk", [&] {
-        const scalar_t* logits_at = logits.const_data_ptr<scalar_t>();
-        at::parallel_for(0, sizes.rows, 1, [&](int64_t begin, int64_t end) {
-          for (int64_t row = begin; row < end; ++row) {
-            DraftTopk(logits_at + row * sizes.stride, sizes.vocab, k, vocab_start,
-                      ids_at + row * k, values_at + row * k, lse_at + row);
-          }
-        });
-      });
+  VisitLogits(logits, [&](const auto* logits_at) {
+    at::parallel_for(0, sizes.rows, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        DraftTopk(logits_at + row * sizes.stride, sizes.vocab, k, vocab_start, ids_at + row * k,
+                  values_at + row * k, lse_at + row);
+      }
+    });
+  });
 }
 
 void MergeTopkCpu(const at::Tensor& ids, const at::Tensor& values, const at::Tensor& lse,
