@@ -92,9 +92,9 @@ class DDTreeConfig:
 def validate(args: Any) -> None:
     """Refuse what would not serve the target's text. Reads `args`, writes nothing."""
     _check_platform(args)
+    _check_models(args)
     _check_sizes(args)
     _check_attention(args)
-    _check_models(args)
 
 
 def resolve(args: Any) -> None:
