@@ -6,7 +6,7 @@ both, for tests and for a demo without a GPU:
 
 * `site/sgl_kernel`: pure-torch stand-ins for the few symbols that SGLang imports.
 * `site/*.dist-info`: makes SGLang's plug-in loader find `plugin.apply`, which adapts what is left.
-* `attention.py`: speculative verification, with an optional tree mask, for `torch_native`.
+* `backend.py`: speculative verification, with an optional tree mask, for `torch_native`.
 
 Everything takes effect through `environment()` and `server_flags()` in a server *process*. A GPU
 server uses neither, so it never imports anything below this package.

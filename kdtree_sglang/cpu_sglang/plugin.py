@@ -88,12 +88,12 @@ def _admit_draft_backend() -> None:
 
 
 def _register_verify_attention() -> None:
-    """3. `torch_native` has no TARGET_VERIFY; see attention.py."""
+    """3. `torch_native` has no TARGET_VERIFY; see backend.py."""
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 
     @register_attention_backend(BACKEND)
     def create(runner: Any) -> Any:
-        from kdtree_sglang.cpu_sglang.attention import VerifyTorchNativeBackend
+        from kdtree_sglang.cpu_sglang.backend import VerifyTorchNativeBackend
 
         return VerifyTorchNativeBackend(runner)
 
