@@ -23,9 +23,10 @@ MAX_BUDGET = 127
 MAX_CANDIDATES = 127
 MAX_BLOCK_SIZE = 16
 
-# Backends that verify a tree under its mask. torch_native is stock SGLang's causal one everywhere
-# but under kdtree_sglang.cpu_sglang, so the worker checks the instance as well.
-TREE_BACKENDS = {"cuda": ("triton",), "cpu": ("torch_native",)}
+# Backends that verify a tree under its mask, the default first. Two depend on more than the name,
+# which is checked where they are created: flashinfer serves GQA targets only, and torch_native is
+# causal outside kdtree_sglang.cpu_sglang.
+TREE_BACKENDS = {"cuda": ("triton", "flashinfer"), "cpu": ("torch_native",)}
 
 # --speculative-eagle-topk > 1 would resize SGLang's KV allocation (allocation_sizing.py), so the
 # value moves here, where the scheduler processes inherit it, and the flag is set to 1.

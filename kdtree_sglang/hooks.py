@@ -86,12 +86,33 @@ HOOKS: dict[str, Callable] = {
 }
 
 
+def _default_attention(server_args: Any, previous: Callable[[Any], None]) -> None:
+    """Where the user named no attention backend, take one that can verify a tree.
+
+    It must stand before the model's own defaults (fa3, flashmla, ...) are filled in
+    (seam: srt/arg_groups/pipeline.py, whose order is fixed).
+    """
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+
+    from kdtree_sglang.config import TREE_BACKENDS
+
+    cfg = resolving_view(server_args)
+    named = (cfg.attention_backend, cfg.prefill_attention_backend, cfg.decode_attention_backend)
+    ours = (cfg.speculative_algorithm or "").upper() == ALGORITHM
+    if ours and not any(named) and cfg.device in TREE_BACKENDS:
+        backend = TREE_BACKENDS[cfg.device][0]
+        declare_resolution(server_args, "kdtree_sglang", attention_backend=backend)
+    previous(server_args)
+
+
 def register() -> None:
-    """Hand the hooks to SGLang's registry, which applies them after all plug-ins ran."""
+    """Hand the hooks to SGLang's registries, which apply them after all plug-ins ran."""
+    from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     for target, hook in HOOKS.items():
         HookRegistry.register(target, hook, HookType.AROUND)
+    register_resolution_hook("handle_model_specific_adjustments")(_default_attention)
 
 
 def assert_applied() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
 from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -32,6 +33,15 @@ class DDTreeTritonAttnBackend(TritonAttnBackend):
         # `write_tree_mask` has filled `verify_mask.buffer` already; stock would copy the whole
         # buffer, sized for the longest context, onto itself.
         return super()._update_target_verify_buffers(plan, bs, seq_lens, None, req_pool_indices)
+
+
+class DDTreeFlashInferAttnBackend(FlashInferAttnBackend):
+    """FlashInfer attention for GQA targets, captured with a mask for the same reason.
+
+    Its plan packs the flat mask into bits of its own, so it keeps no static flat buffer.
+    """
+
+    reads_tree_mask = True
 
 
 def tree_backend(attn_backend: Any) -> Any:

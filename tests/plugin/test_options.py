@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from kdtree_sglang import config, cpu_sglang
+from kdtree_sglang.attention import registry
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny"
 TARGET, DRAFT = str(TINY / "mla" / "target"), str(TINY / "mla" / "draft")
@@ -244,7 +245,7 @@ def test_another_sglang_is_refused_by_version_and_override() -> None:
 
 BACKENDS = [
     ({"attention_backend": name}, f"--attention-backend {name}")
-    for name in ("flashmla", "flashinfer", "fa3", "trtllm_mla", "cutedsl_mla", "torch_native")
+    for name in ("flashmla", "fa3", "trtllm_mla", "cutedsl_mla", "torch_native")
 ] + [
     # The half that verifies is the prefill's, unless --speculative-attention-mode decode.
     (
@@ -281,7 +282,23 @@ def test_a_backend_that_would_verify_causally_is_refused_by_name(chosen: dict, f
         config._check_attention(_cuda_attention(**chosen))
     assert str(refusal.value) == (
         f"DDTREE-NATIVE: {flag}: the target's verify runs on it, and it would put a causal mask "
-        "over the tree. Fix: --attention-backend triton."
+        "over the tree. Fix: --attention-backend triton or flashinfer."
+    )
+
+
+def test_flashinfer_is_refused_for_an_mla_target() -> None:
+    runner = SimpleNamespace(
+        spec_algorithm=SimpleNamespace(name="DDTREE-NATIVE"),
+        is_draft_worker=False,
+        use_mla_backend=True,
+    )
+    stock = pytest.fail
+    factory = registry._for_our_target(registry._create_flashinfer, stock=stock)
+    with pytest.raises(config.Refusal) as refusal:
+        factory(runner)
+    assert str(refusal.value) == (
+        "DDTREE-NATIVE: --attention-backend flashinfer: on an MLA target it verifies with a causal "
+        "mask. Fix: --attention-backend triton."
     )
 
 
