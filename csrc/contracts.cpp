@@ -1,31 +1,50 @@
 #include "contracts.h"
 
 #include <limits>
+#include <string>
 
 namespace kdtree {
 namespace {
 
+std::string Text(const char* text) { return text; }
+std::string Text(int64_t number) { return std::to_string(number); }
+std::string Text(at::ScalarType type) { return c10::toString(type); }
+std::string Text(const at::Device& device) { return device.str(); }
+std::string Text(at::IntArrayRef numbers) {
+  std::string text = "[";
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(numbers[i]);
+  }
+  return text + "]";
+}
+
+// TORCH_CHECK with a message that is put together without a C++ stream: with a libstdc++ other than
+// the one torch was built with, streaming a number ended the process (torch 2.11, GCC 13).
+template <typename... Parts>
+void Require(bool holds, const Parts&... parts) {
+  if (!holds) TORCH_CHECK(false, (std::string("kdtree: ") + ... + Text(parts)));
+}
+
 // Checks everything a kernel takes for granted about one argument.
 void Check(const at::Tensor& tensor, const char* name, at::ScalarType dtype, at::IntArrayRef shape,
            const at::Tensor& beside, const char* beside_name) {
-  TORCH_CHECK(tensor.scalar_type() == dtype, "kdtree: `", name, "` must be ", dtype, ", got ",
-              tensor.scalar_type());
-  TORCH_CHECK(tensor.sizes() == shape, "kdtree: `", name, "` must have shape ", shape, ", got ",
-              tensor.sizes());
-  TORCH_CHECK(tensor.device() == beside.device(), "kdtree: `", name, "` is on ", tensor.device(),
-              " but `", beside_name, "` on ", beside.device());
-  TORCH_CHECK(tensor.is_contiguous(), "kdtree: `", name, "` must be contiguous, got strides ",
-              tensor.strides());
+  Require(tensor.scalar_type() == dtype, "`", name, "` must be ", dtype, ", got ",
+          tensor.scalar_type());
+  Require(tensor.sizes() == shape, "`", name, "` must have shape ", shape, ", got ",
+          tensor.sizes());
+  Require(tensor.device() == beside.device(), "`", name, "` is on ", tensor.device(), " but `",
+          beside_name, "` on ", beside.device());
+  Require(tensor.is_contiguous(), "`", name, "` must be contiguous, got strides ",
+          tensor.strides());
 }
 
 void CheckDim(const at::Tensor& tensor, const char* name, int64_t dim, const char* layout) {
-  TORCH_CHECK(tensor.dim() == dim, "kdtree: `", name, "` must be ", layout, ", got shape ",
-              tensor.sizes());
+  Require(tensor.dim() == dim, "`", name, "` must be ", layout, ", got shape ", tensor.sizes());
 }
 
 void CheckRange(int64_t value, const char* name, int64_t low, int64_t high) {
-  TORCH_CHECK(value >= low && value <= high, "kdtree: `", name, "` must be in ", low, "..", high,
-              ", got ", value);
+  Require(value >= low && value <= high, "`", name, "` must be in ", low, "..", high, ", got ",
+          value);
 }
 
 bool IsLogitType(at::ScalarType type) {
@@ -33,7 +52,7 @@ bool IsLogitType(at::ScalarType type) {
 }
 
 void CheckLogitType(const at::Tensor& tensor, const char* name) {
-  TORCH_CHECK(IsLogitType(tensor.scalar_type()), "kdtree: `", name,
+  Require(IsLogitType(tensor.scalar_type()), "`", name,
               "` must be float32, bfloat16 or float16, got ", tensor.scalar_type());
 }
 
@@ -45,15 +64,15 @@ TopkSizes CheckDraftTopk(const at::Tensor& logits, int64_t k, int64_t vocab_star
   CheckLogitType(logits, "logits");
   const int64_t rows = logits.size(0);
   const int64_t vocab = logits.size(1);
-  TORCH_CHECK(vocab <= std::numeric_limits<int32_t>::max(),
-              "kdtree: `logits` has too wide a row: ", vocab);
-  TORCH_CHECK(k >= 1 && k <= vocab, "kdtree: `k` must be in 1..V = ", vocab, ", got ", k);
+  Require(vocab <= std::numeric_limits<int32_t>::max(),
+              "`logits` has too wide a row: ", vocab);
+  Require(k >= 1 && k <= vocab, "`k` must be in 1..V = ", vocab, ", got ", k);
   CheckRange(k, "k", 1, kMaxCandidates);
-  TORCH_CHECK(vocab_start >= 0, "kdtree: `vocab_start` must not be negative, got ", vocab_start);
-  TORCH_CHECK(vocab <= 1 || logits.stride(1) == 1,
-              "kdtree: `logits` must have contiguous rows, got strides ", logits.strides());
-  TORCH_CHECK(rows <= 1 || logits.stride(0) >= vocab,
-              "kdtree: `logits` rows must not overlap, got strides ", logits.strides());
+  Require(vocab_start >= 0, "`vocab_start` must not be negative, got ", vocab_start);
+  Require(vocab <= 1 || logits.stride(1) == 1,
+              "`logits` must have contiguous rows, got strides ", logits.strides());
+  Require(rows <= 1 || logits.stride(0) >= vocab,
+              "`logits` rows must not overlap, got strides ", logits.strides());
   Check(ids, "ids", at::kLong, {rows, k}, logits, "logits");
   Check(values, "values", at::kFloat, {rows, k}, logits, "logits");
   Check(lse, "lse", at::kFloat, {rows}, logits, "logits");
@@ -70,9 +89,9 @@ MergeSizes CheckMergeTopk(const at::Tensor& ids, const at::Tensor& values, const
   Check(ids, "ids", at::kLong, {shards, rows, k}, values, "values");
   Check(values, "values", at::kFloat, {shards, rows, k}, ids, "ids");
   Check(lse, "lse", at::kFloat, {shards, rows}, ids, "ids");
-  TORCH_CHECK(shards >= 1, "kdtree: `ids` must hold at least one shard");
-  TORCH_CHECK(shards * k <= 1 << 20, "kdtree: `ids` holds too many entries a row: ", shards * k);
-  TORCH_CHECK(k_out >= 1 && k_out <= shards * k, "kdtree: `k_out` must be in 1..T * k = ",
+  Require(shards >= 1, "`ids` must hold at least one shard");
+  Require(shards * k <= 1 << 20, "`ids` holds too many entries a row: ", shards * k);
+  Require(k_out >= 1 && k_out <= shards * k, "`k_out` must be in 1..T * k = ",
               shards * k, ", got ", k_out);
   Check(out_ids, "out_ids", at::kLong, {rows, k_out}, ids, "ids");
   Check(out_values, "out_values", at::kFloat, {rows, k_out}, ids, "ids");
@@ -163,8 +182,8 @@ CompactSizes CheckCompactKv(const at::Tensor& buffer_ptrs, const at::Tensor& row
   const int64_t steps = path.size(1);
   // SGLang's pools keep addresses as uint64; the bits are the same.
   const at::ScalarType address_type = buffer_ptrs.scalar_type();
-  TORCH_CHECK(address_type == at::kLong || address_type == at::kUInt64,
-              "kdtree: `buffer_ptrs` must be int64 or uint64, got ", address_type);
+  Require(address_type == at::kLong || address_type == at::kUInt64,
+              "`buffer_ptrs` must be int64 or uint64, got ", address_type);
   CheckRange(nodes, "slots.shape[1] (N)", 1, kMaxNodes);
   CheckRange(steps, "path.shape[1] (S)", 1, kMaxNodes);
   CheckRange(requests, "slots.shape[0] (bs)", 0, 65535);
@@ -189,7 +208,7 @@ GatherSizes CheckGatherPath(const at::Tensor& rows, const at::Tensor& path, int6
   const int64_t requests = path.size(0);
   const int64_t steps = path.size(1);
   const int64_t width = rows.size(1);
-  TORCH_CHECK(nodes >= 1, "kdtree: `num_nodes_per_request` must be positive, got ", nodes);
+  Require(nodes >= 1, "`num_nodes_per_request` must be positive, got ", nodes);
   Check(rows, "rows", rows.scalar_type(), {requests * nodes, width}, path, "path");
   Check(path, "path", at::kInt, {requests, steps}, rows, "rows");
   Check(out, "out", rows.scalar_type(), {requests, steps, width}, rows, "rows");
@@ -205,8 +224,8 @@ MaskSizes CheckTreeMask(const at::Tensor& ancestors, const at::Tensor& prefix_le
   CheckRange(nodes, "ancestors.shape[1] (N)", 1, kMaxNodes);
   CheckRange(requests, "ancestors.shape[0] (bs)", 0, 65535);
   const at::ScalarType mask_type = mask.scalar_type();
-  TORCH_CHECK(mask_type == at::kBool || mask_type == at::kByte,
-              "kdtree: `mask` must be bool or uint8, got ", mask_type);
+  Require(mask_type == at::kBool || mask_type == at::kByte,
+              "`mask` must be bool or uint8, got ", mask_type);
   const int64_t words = (nodes + 63) / 64;
   Check(ancestors, "ancestors", at::kLong, {requests, nodes, words}, mask, "mask");
   Check(prefix_lens, "prefix_lens", at::kLong, {requests}, ancestors, "ancestors");

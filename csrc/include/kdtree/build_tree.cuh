@@ -4,8 +4,8 @@
 // registers of one warp (kSlots items a lane) and needs no heap: a pop is a maximum over the lane's
 // slots, two warp reductions of the key's halves and, only when keys are bit-equal, four of the
 // rank path.
-// Cost: `budget` dependent pops of a few hundred cycles; log-probs are read from global memory
-// once, the tree is written once, coalesced.
+// Cost: `budget` dependent pops, which is all of the time that counts; log-probs are read from
+// global memory once, the tree is written once, coalesced.
 #pragma once
 
 #include "kdtree/tree.h"
@@ -70,7 +70,6 @@ __global__ void __launch_bounds__(kBuildTreeThreads)
   __shared__ float s_mass[kMaxNodes];
   __shared__ int s_next_token[kMaxNodes];
   __shared__ int s_next_sibling[kMaxNodes];
-  __shared__ uint64_t s_ancestors[kMaxNodes][kMaxWords];
   __shared__ int s_count;
 
   const int64_t request = blockIdx.x;
@@ -82,9 +81,6 @@ __global__ void __launch_bounds__(kBuildTreeThreads)
   for (int i = thread; i < kMaxNodes; i += kBuildTreeThreads) {
     s_next_token[i] = -1;
     s_next_sibling[i] = -1;
-    for (int word = 0; word < kMaxWords; ++word) {
-      s_ancestors[i][word] = word == i / 64 ? uint64_t{1} << (i % 64) : 0;
-    }
   }
   __syncthreads();
 
@@ -147,18 +143,8 @@ __global__ void __launch_bounds__(kBuildTreeThreads)
       const float* row = s_log_probs + (depth - 1) * candidates;
 
       if (lane == 0) {
-        const int parent = popped.parent();
-        const int elder = popped.elder();
         s_tag[node] = popped;
         s_mass[node] = __double2float_rn(w);
-        for (int word = 0; word < kMaxWords; ++word) {
-          s_ancestors[node][word] |= s_ancestors[parent][word];
-        }
-        if (elder == 0) {
-          s_next_token[parent] = node;
-        } else {
-          s_next_sibling[elder] = node;
-        }
       }
 
       // The sibling takes the popped item's slot; the child takes slot number `node`, which no item
@@ -198,8 +184,19 @@ __global__ void __launch_bounds__(kBuildTreeThreads)
   }
   __syncthreads();
 
-  const TreeView tree = trees.Row(request);
+  // Every link has one writer: the node that it leads to.
   const int count = s_count;
+  for (int i = 1 + thread; i < count; i += kBuildTreeThreads) {
+    const int elder = s_tag[i].elder();
+    if (elder == 0) {
+      s_next_token[s_tag[i].parent()] = i;
+    } else {
+      s_next_sibling[elder] = i;
+    }
+  }
+  __syncthreads();
+
+  const TreeView tree = trees.Row(request);
   const int64_t root_token = root[request];
   const int64_t prefix_len = prefix_lens[request];
   const float infinity = __int_as_float(0x7f800000);
@@ -215,10 +212,16 @@ __global__ void __launch_bounds__(kBuildTreeThreads)
     tree.positions[i] = prefix_len + tag.depth();
     tree.next_token[i] = s_next_token[i];
     tree.next_sibling[i] = s_next_sibling[i];
-    for (int word = 0; word < tree.words; ++word) {
-      tree.ancestors[static_cast<int64_t>(i) * tree.words + word] =
-          static_cast<int64_t>(s_ancestors[i][word]);
+    uint64_t ancestors[kMaxWords] = {i < 64 ? uint64_t{1} << i : 0,
+                                     i < 64 ? 0 : uint64_t{1} << (i - 64)};
+    for (int above = i; drafted && above != 0;) {
+      above = s_tag[above].parent();
+      ancestors[0] |= above < 64 ? uint64_t{1} << above : 0;
+      ancestors[1] |= above < 64 ? 0 : uint64_t{1} << (above - 64);
     }
+    int64_t* words = tree.ancestors + static_cast<int64_t>(i) * tree.words;
+    words[0] = static_cast<int64_t>(ancestors[0]);
+    if (tree.words > 1) words[1] = static_cast<int64_t>(ancestors[1]);
   }
   if (thread == 0) *tree.num_nodes = count;
 }
