@@ -6,6 +6,7 @@ and then makes room for the ddtree-native one.
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -113,22 +114,26 @@ class Case:
     plain: Plain
     tree: LiveServer
 
-    @property
-    def stops(self) -> list[tuple[int, int]]:
-        """(prompt, position): tokens strictly inside an accepted run, first of their kind.
+    @functools.cached_property
+    def inside_runs(self) -> list[list[int]]:
+        """For each prompt the positions strictly inside an accepted run, first of their kind.
 
         A stream event carries what one verify step committed, so a token is inside where its
-        event neither ends with it nor consists of it.
+        event neither ends with it nor begins with it.
         """
         places = []
-        for index, prompt in enumerate(self.scenario.prompts[:12]):
-            ids = self.plain.texts[index].ids
-            ends = [len(event.ids) for event in self.tree.stream(prompt, GREEDY)]
-            for position in range(1, len(ids)):
-                inside = position + 1 not in ends and position not in ends
-                if inside and ids[position] not in ids[:position]:
-                    places.append((index, position))
-                    break
+        for prompt, plain in zip(self.scenario.prompts, self.plain.texts, strict=True):
+            ids = plain.ids
+            ends = {len(event.ids) for event in self.tree.stream(prompt, GREEDY)}
+            places.append(
+                [
+                    position
+                    for position in range(1, len(ids))
+                    if position + 1 not in ends
+                    and position not in ends
+                    and ids[position] not in ids[:position]
+                ]
+            )
         return places
 
 
@@ -169,25 +174,30 @@ def test_text(case: Case) -> None:
     assert accept_length(answers) > 1.5
 
 
-def _assert_same_cached(answers: list[Generation], plain: list[Generation]) -> None:
-    assert_same_ids(answers, plain)
-    assert [a.cached_tokens for a in answers] == [p.cached_tokens for p in plain]
+def _pages(tokens: int, page_size: int) -> int:
+    return tokens // page_size * page_size
 
 
 def test_conversation_hits_the_radix_cache(case: Case) -> None:
     answers = case.scenario.conversation(case.tree)
-    _assert_same_cached(answers, case.plain.conversation)
+    assert_same_ids(answers, case.plain.conversation)
     page = case.scenario.page_size
-    for before, after in zip(answers, answers[1:], strict=False):
-        if after.meta["prompt_tokens"] > before.meta["prompt_tokens"]:  # the next turn
-            # All but the last token's KV, in whole pages: also what verification wrote.
-            committed = before.meta["prompt_tokens"] + before.completion_tokens - 1
-            assert after.cached_tokens == committed // page * page
+    turns = zip(answers, answers[1:], case.plain.conversation[1:], strict=False)
+    for before, after, plain in turns:
+        if after.meta["prompt_tokens"] < before.meta["prompt_tokens"]:
+            continue  # the next conversation
+        # Plain decoding has no KV of an answer's last token. Verification has, where max_new_tokens
+        # cut an accepted run short, and SGLang caches it; the equal text says that it is right.
+        said = before.meta["prompt_tokens"] + before.completion_tokens
+        assert plain.cached_tokens == _pages(said - 1, page)
+        assert after.cached_tokens in (_pages(said - 1, page), _pages(said, page))
 
 
 def test_shared_prefix_hits_the_radix_cache(case: Case) -> None:
     answers = case.scenario.shared_prefix(case.tree)
-    _assert_same_cached(answers, case.plain.shared_prefix)
+    assert_same_ids(answers, case.plain.shared_prefix)
+    cached = [plain.cached_tokens for plain in case.plain.shared_prefix]
+    assert [answer.cached_tokens for answer in answers] == cached
     assert all(answer.cached_tokens >= 64 for answer in answers[1:])
 
 
@@ -217,34 +227,43 @@ def test_eos_inside_an_accepted_run(case: Case) -> None:
 
 
 def test_stop_token_inside_an_accepted_run(case: Case) -> None:
-    stops = case.stops
-    assert len(stops) >= 4
-    for index, position in stops:
+    tested = 0
+    for index, positions in enumerate(case.inside_runs):
         ids = case.plain.texts[index].ids
+        # ignore_eos would ignore stop tokens too, so the stop has to come before the EOS token.
+        line = ids.index(case.scenario.eos) if case.scenario.eos in ids else len(ids)
+        position = next((position for position in positions if position < line), None)
+        if position is None:
+            continue
         answer = case.tree.generate(
-            case.scenario.prompts[index], {**GREEDY, "stop_token_ids": [ids[position]]}
+            case.scenario.prompts[index],
+            {"max_new_tokens": NEW_TOKENS, "stop_token_ids": [ids[position]]},
         )
         assert answer.ids == ids[: position + 1]
         assert answer.finish_reason == {"type": "stop", "matched": ids[position]}
         assert answer.text == case.scenario.tokenizer.decode(ids[:position])
+        tested += 1
+    assert tested >= 4
 
 
 def test_stop_string_inside_an_accepted_run(case: Case) -> None:
     tested = 0
-    for index, position in case.stops:
+    for index, positions in enumerate(case.inside_runs):
         plain = case.plain.texts[index]
         decode = case.scenario.tokenizer.decode
-        # The stop string is what the text gains with this token.
-        before, upto = decode(plain.ids[:position]), decode(plain.ids[: position + 1])
-        stop = upto.removeprefix(before)
-        if not upto.startswith(before) or not stop.strip() or stop in before:
-            continue
-        answer = case.tree.generate(case.scenario.prompts[index], {**GREEDY, "stop": [stop]})
-        assert answer.text == plain.text[: plain.text.index(stop)]
-        assert answer.ids == plain.ids[: position + 1]
-        assert answer.finish_reason == {"type": "stop", "matched": stop}
-        tested += 1
-    assert tested >= 3
+        for position in positions:
+            # The stop string is what the text gains with this token.
+            before, upto = decode(plain.ids[:position]), decode(plain.ids[: position + 1])
+            stop = upto.removeprefix(before)
+            if not upto.startswith(before) or not stop.strip() or stop in before:
+                continue
+            answer = case.tree.generate(case.scenario.prompts[index], {**GREEDY, "stop": [stop]})
+            assert answer.text == plain.text[: plain.text.index(stop)]
+            assert answer.ids == plain.ids[: position + 1]
+            assert answer.finish_reason == {"type": "stop", "matched": stop}
+            tested += 1
+            break
+    assert tested >= 4
 
 
 def test_streams_add_up_to_the_text(case: Case) -> None:
