@@ -1,6 +1,6 @@
 """Runs every op on CUDA over a range of shapes and compares with the reference.
 
-For the memory checker, which pytest and hypothesis would only slow down; from the repository's root:
+For the memory checker, which pytest and hypothesis would only slow down; from the repository:
 
     PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 \\
         python tests/ops/memcheck_driver.py

@@ -3,21 +3,27 @@
 import numpy as np
 import torch
 
-LOG_PROB_STYLES = ("smooth", "ties", "equal", "few", "special", "unsorted")
+LOG_PROB_STYLES = ("smooth", "wide", "ties", "equal", "few", "special", "unsorted")
 
 
 def log_probs(rng: np.random.Generator, style: str, bs: int, levels: int, k: int) -> np.ndarray:
     """[bs, levels, k] float32 in one of LOG_PROB_STYLES.
 
-    "smooth" is what a drafter gives; "ties" is that on a grid as coarse as bf16's, so that many keys
-    are bit-equal or nearly so; "few" has so many -inf that trees stay smaller than the budget;
-    "special" has NaN and both infinities anywhere; "unsorted" may have rising keys.
+    "smooth" is what a drafter gives; "wide" takes few values from 1e-20 to 10, so that sums of
+    doubles round and, in some percent of trees, only the published order of operations gives the
+    published order of nodes; "ties" is "smooth" on a grid as coarse as bf16's, so that many keys
+    are bit-equal; "few" has so many -inf that trees stay smaller than the budget; "special" has NaN
+    and both infinities anywhere; "unsorted" may have rising keys.
     """
     raw = rng.standard_normal((bs, levels, k)) * rng.uniform(0.2, 3.0, (bs, levels, 1))
     shape = np.sort(raw, axis=-1)[..., ::-1]
     lp = shape - np.log(np.exp(shape).sum(axis=-1, keepdims=True)) - rng.uniform(0, 1)
     lp = lp.astype(np.float32)
-    if style == "ties":
+    if style == "wide":
+        palette = -np.sort(10.0 ** rng.uniform(-20, 1, 20)).astype(np.float32)
+        steps = np.cumsum(rng.integers(0, 2, (bs, levels, k)), axis=-1)
+        lp = palette[np.minimum(rng.integers(0, 20, (bs, levels, 1)) + steps, 19)]
+    elif style == "ties":
         lp = torch.from_numpy(np.round(lp * 2) / 2 - 0.1).bfloat16().float().numpy()
     elif style == "equal":
         lp = np.broadcast_to(lp[:, :1, :1], lp.shape)

@@ -49,14 +49,15 @@ def test_overlapping_chains(device, size, shift):
     rng = np.random.default_rng(size)
     n, moves = 64, 40
     slots = np.stack([np.arange(n) + 3, np.arange(n)[::-1] + 70])
-    path = np.concatenate([[0], np.arange(1, moves + 1) + shift]).astype(np.int32)[None].repeat(2, 0)
+    path = np.concatenate([[0], np.arange(1, moves + 1) + shift]).astype(np.int32)
+    path = np.stack([path, path])
     accept_len = np.full(2, moves, np.int32)
     buffers = support.buffers_with_rows(rng, device, 140, [size], 0)
     assert_equals_reference(device, buffers, slots, path, accept_len)
 
 
 def test_untouched_rows_stay_poisoned(device):
-    """Rows off the path hold NaN; afterwards exactly the front holds numbers, moved without change."""
+    """Rows off the path hold NaN; afterwards the front holds the path's rows, unchanged."""
     rng = np.random.default_rng(2)
     n, width = 33, 576
     kv = torch.full((400, width), float("nan"), dtype=torch.bfloat16, device=device)
@@ -77,7 +78,8 @@ def test_untouched_rows_stay_poisoned(device):
         assert torch.equal(kv[row].cpu(), want)
     untouched = torch.ones(400, dtype=torch.bool)
     untouched[list(named)] = False
-    assert torch.equal(kv.cpu()[untouched].view(torch.int16), before.cpu()[untouched].view(torch.int16))
+    bits, bits_before = kv.cpu().view(torch.int16), before.cpu().view(torch.int16)
+    assert torch.equal(bits[untouched], bits_before[untouched])
 
 
 def test_malformed_paths_move_nothing(device):

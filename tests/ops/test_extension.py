@@ -36,7 +36,8 @@ def counting_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     notes = tmp_path / "compilations"
     script = tmp_path / "cxx"
     script.write_text(
-        f'#!/bin/sh\ncase " $* " in *" -c "*) echo $$ >> "{notes}"; sleep "${{CXX_SLEEP:-1}}";; esac\n'
+        "#!/bin/sh\n"
+        f'case " $* " in *" -c "*) echo $$ >> "{notes}"; sleep "${{CXX_SLEEP:-1}}";; esac\n'
         f'exec {shutil.which("c++")} "$@"\n'
     )
     script.chmod(0o755)
