@@ -49,13 +49,14 @@ def detect_device() -> str:
 
 
 def serving_flags(
-    device: str | None = None, dtype: str = "float32", attention_backend: str = "triton"
+    device: str | None = None, dtype: str = "bfloat16", attention_backend: str = "triton"
 ) -> list[str]:
     """The flags that run SGLang on this machine.
 
     Args:
         device: `"cuda"` or `"cpu"`; detected when None.
-        dtype: the model's type on a GPU. A CPU always computes in fp32.
+        dtype: the model's type on a GPU, where SGLang's norms know no fp32. A CPU always computes
+            in fp32.
         attention_backend: on a GPU; a CPU has `torch_native` only.
     """
     if (device or detect_device()) == "cpu":
@@ -265,6 +266,7 @@ class LiveServer:
         concurrency: int = 16,
         on_done: Callable[[Generation], None] | None = None,
         timeout: float = 600.0,
+        **fields: Any,
     ) -> list[Generation]:
         """Answers in the order of the prompts, up to `concurrency` requests at once.
 
@@ -274,12 +276,13 @@ class LiveServer:
             concurrency: requests in flight.
             on_done: called in this thread whenever an answer is complete.
             timeout: seconds a request.
+            **fields: further fields of every request.
         """
         each = [sampling] * len(prompts) if sampling is None or isinstance(sampling, dict) else sampling
         answers: list[Generation | None] = [None] * len(prompts)
         with ThreadPoolExecutor(concurrency) as pool:
             futures = {
-                pool.submit(self.generate, prompt, parameters, timeout=timeout): index
+                pool.submit(self.generate, prompt, parameters, timeout=timeout, **fields): index
                 for index, (prompt, parameters) in enumerate(zip(prompts, each, strict=True))
             }
             try:
