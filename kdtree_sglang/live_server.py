@@ -278,7 +278,8 @@ class LiveServer:
             timeout: seconds a request.
             **fields: further fields of every request.
         """
-        each = [sampling] * len(prompts) if sampling is None or isinstance(sampling, dict) else sampling
+        same_for_all = sampling is None or isinstance(sampling, dict)
+        each = [sampling] * len(prompts) if same_for_all else sampling
         answers: list[Generation | None] = [None] * len(prompts)
         with ThreadPoolExecutor(concurrency) as pool:
             futures = {

@@ -41,7 +41,7 @@ def _require_verified_sglang() -> None:
 
 
 def _ignore_record_stream() -> None:
-    """0. `record_stream` rejects the dummy stream of `torch.cpu`, and a CPU has nothing to record."""
+    """0. `record_stream` rejects the dummy stream of `torch.cpu`; there is nothing to record."""
     stock = torch.Tensor.record_stream
 
     def record_stream(self: torch.Tensor, stream: Any) -> None:

@@ -1,4 +1,4 @@
-"""The CPU stand-ins by themselves: attention under masks and poison, and the `sgl_kernel` symbols."""
+"""The CPU stand-ins by themselves: attention under masks and poison, the `sgl_kernel` symbols."""
 
 import importlib.util
 import subprocess
