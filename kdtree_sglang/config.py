@@ -2,9 +2,9 @@
 
 | option | flag | default |
 |---|---|---|
-| budget: draft nodes a tree, the root not counted | --speculative-num-draft-tokens = budget + 1 | twice the block size |
-| block size: positions a draft forward covers, the anchor counted | --speculative-dflash-block-size | the draft checkpoint's |
-| candidates: tokens considered at each depth | --speculative-eagle-topk | the budget, which the exact tree needs |
+| budget: nodes besides the root | --speculative-num-draft-tokens minus 1 | 2 x block size |
+| block size: drafts and anchor | --speculative-dflash-block-size | the checkpoint's |
+| candidates: tokens at each depth | --speculative-eagle-topk | the budget: an exact tree |
 
 Every refusal names the flag and the fix. SGLang calls `validate` and then `resolve` while it
 resolves its arguments (seam: srt/arg_groups/speculative_hook.py, handle_speculative_decoding).
@@ -239,7 +239,8 @@ def _check_models(args: Any) -> None:
     flag = f"--speculative-draft-model-path {args.speculative_draft_model_path}"
     architectures = list(getattr(draft, "architectures", None) or ())
     if architectures != ["DFlashDraftModel"]:
-        raise Refusal(flag, f"its architecture is {architectures}.", "a DFlashDraftModel checkpoint")
+        why = f"its architecture is {architectures}."
+        raise Refusal(flag, why, "a DFlashDraftModel checkpoint")
     if any(_dflash_config(draft).get(key) for key in ("selector_rank", "lilicorr", "is_domino")):
         raise Refusal(
             flag,
@@ -318,7 +319,8 @@ def _dflash_config(draft: Any) -> dict:
 
 
 def _draft_hf_config(args: Any) -> Any:
-    return _hf_config(args, args.speculative_draft_model_path, args.speculative_draft_model_revision)
+    revision = args.speculative_draft_model_revision
+    return _hf_config(args, args.speculative_draft_model_path, revision)
 
 
 def _hf_config(args: Any, path: str, revision: str | None) -> Any:

@@ -69,7 +69,7 @@ def _dummy_verify_input(stock: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def _validate_request(stock: Callable, req: Any, enable_overlap: bool) -> str | None:
-    """The reason for a HTTP 400, or None (seam: srt/managers/scheduler.py, validate_dflash_request)."""
+    """The reason for a HTTP 400, or None (seam: srt/managers/scheduler.py)."""
     error = stock(req, enable_overlap)
     if error is None and _is_ours():
         from kdtree_sglang.config import unsupported_request

@@ -175,7 +175,8 @@ class DDTreeWorker(DFlashWorkerV2):
             )
         draft_input = batch.spec_info
         if not isinstance(draft_input, DFlashDraftInputV2):
-            raise RuntimeError(f"decode batch carries {type(draft_input).__name__}, not DFLASH state")
+            found = type(draft_input).__name__
+            raise RuntimeError(f"decode batch carries {found}, not DFLASH state")
 
         step = self._begin(batch, draft_input)
         tree = self._draft_tree(batch, step)

@@ -2,7 +2,9 @@
 
 Starts the real SGLang three times on what the machine has (a GPU, else the CPU) and prints how
 many tokens an average verify step committed. Speculation must not change the text: the command
-fails where it does.
+fails where it does. A CPU computes in fp32, and every token must agree. A GPU computes in bf16,
+where one row and many round differently: there a text may leave the plain one where the target's
+own two best tokens are all but tied, and the table says how many do.
 """
 
 from __future__ import annotations
@@ -31,13 +33,26 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "tiny"
 PAIRS = ("mla", "gqa")
 
 
+# Nats between the target's two best tokens that bf16 rounding can turn around: a logit of 16 to 32
+# has a step of 0.125. Measured on an H200 with the tiny MLA pair: 0.19 at most, for stock DFLASH
+# and for trees alike.
+NEAR_TIE = 0.25
+
+
 @dataclass(frozen=True)
 class Run:
-    """One way of serving the prompts, and what came of it."""
+    """One way of serving the prompts, and what came of it.
+
+    Attributes:
+        answers: of the timed pass.
+        scored: the plain run's answers again, with the two best tokens at each position; only where
+            the target computes in bf16.
+    """
 
     name: str
     answers: list[Generation]
     seconds: float
+    scored: list[Generation] | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -47,10 +62,36 @@ class Run:
     def verify_steps(self) -> int:
         return sum(answer.verify_steps for answer in self.answers)
 
-    def differs_from(self, other: Run) -> list[int]:
-        """The prompts on which the two runs do not agree token for token."""
-        pairs = zip(self.answers, other.answers, strict=True)
-        return [index for index, (mine, theirs) in enumerate(pairs) if mine.ids != theirs.ids]
+    def differences(self, plain: Run) -> Differences:
+        """The prompts on which this run's tokens are not the plain run's."""
+        found = Differences([], [])
+        for index, (mine, theirs) in enumerate(
+            zip(self.answers, plain.scored or plain.answers, strict=True)
+        ):
+            if mine.ids != theirs.ids:
+                tie = plain.scored is not None and _leaves_at_near_tie(mine, theirs)
+                (found.near_ties if tie else found.wrong).append(index)
+        return found
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Numbers of prompts whose texts differ."""
+
+    near_ties: list[int]
+    wrong: list[int]
+
+
+def _leaves_at_near_tie(answer: Generation, scored: Generation) -> bool:
+    """Whether `answer` takes the other of two all but tied tokens where it first differs."""
+    differing = (
+        at for at, (a, b) in enumerate(zip(answer.ids, scored.ids, strict=False)) if a != b
+    )
+    at = next(differing, None)
+    if at is None:
+        return False  # one is longer than the other, which no rounding explains
+    (best, *_), (second, token, *_) = scored.meta["output_top_logprobs"][at][:2]
+    return answer.ids[at] == token and best - second <= NEAR_TIE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(_table(runs))
     status = 0
     for run in runs[1:]:
-        for index in run.differs_from(runs[0]):
+        for index in run.differences(runs[0]).wrong:
             status = 1
             print(
                 f"{run.name} differs on prompt {index}:\n"
@@ -91,12 +132,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"  {run.name}: {run.answers[index].text!r}",
                 file=sys.stderr,
             )
-    if status and options.dtype != "float32" and device == "cuda":
-        print(
-            "In bf16, verifying many rows and decoding one round differently; only --dtype float32 "
-            "is expected to agree on every token.",
-            file=sys.stderr,
-        )
     if status == 0 and not options.keep_logs:
         for log in logs.iterdir():
             log.unlink()
@@ -116,12 +151,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--concurrency", type=int, default=8, help="requests at once (default 8)")
     add("--budget", type=int, default=32, help="tree nodes besides the root (default 32)")
     add("--device", choices=("cuda", "cpu"), help="default: a GPU if there is one")
-    add(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="on a GPU; texts are only certain to be equal in float32",
-    )
     add("--attention-backend", default="triton", help="on a GPU (default triton)")
     add("--page-size", type=int, default=16)
     add("--keep-logs", action="store_true", help="keep the server logs of a successful run too")
@@ -154,7 +183,7 @@ def _run(
     common = [
         "--model-path",
         str(options.model_path),
-        *serving_flags(device, options.dtype, options.attention_backend),
+        *serving_flags(device, attention_backend=options.attention_backend),
         "--page-size",
         str(options.page_size),
         "--max-running-requests",
@@ -183,17 +212,32 @@ def _run(
         )
         seconds = time.monotonic() - begin
         bar.close()  # before the server stops, which is no part of the progress
-    return Run(name, answers, seconds)
+        scored = None
+        if device == "cuda" and not flags:
+            scored = server.generate_many(
+                prompts,
+                sampling,
+                concurrency=options.concurrency,
+                return_logprob=True,
+                top_logprobs_num=2,
+            )
+    return Run(name, answers, seconds, scored)
+
+
+def _verdict(run: Run, plain: Run) -> str:
+    found = run.differences(plain)
+    equal = len(run.answers) - len(found.near_ties) - len(found.wrong)
+    ties = f", {len(found.near_ties)} near ties" if found.near_ties else ""
+    return f"{equal} of {len(run.answers)}{ties}"
 
 
 def _table(runs: list[Run]) -> str:
     rows = [("run", "same text", "accept length", "verify steps", "tokens/s")]
     for run in runs:
-        equal = len(run.answers) - len(run.differs_from(runs[0]))
         rows.append(
             (
                 run.name,
-                "reference" if run is runs[0] else f"{equal} of {len(run.answers)}",
+                "reference" if run is runs[0] else _verdict(run, runs[0]),
                 f"{accept_length(run.answers):.2f}",
                 str(run.verify_steps),
                 f"{run.tokens_per_second:.0f}",

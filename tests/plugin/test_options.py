@@ -86,8 +86,8 @@ def refusals(tmp: Path) -> dict[str, tuple[list[str], str]]:
         ),
         "budget 0": (
             [*WITH_DRAFT, *ON_CPU, "--speculative-num-draft-tokens", "1"],
-            "--speculative-num-draft-tokens 1: it counts the root, so the budget would be 0; 1..127 "
-            "are served. Fix: --speculative-num-draft-tokens 2..128.",
+            "--speculative-num-draft-tokens 1: it counts the root, so the budget would be 0; "
+            "1..127 are served. Fix: --speculative-num-draft-tokens 2..128.",
         ),
         "budget 128": (
             [*WITH_DRAFT, *ON_CPU, "--speculative-num-draft-tokens", "129"],
@@ -236,8 +236,8 @@ def test_another_sglang_is_refused_by_version_and_override() -> None:
         return json.loads(done.stdout.splitlines()[-1])[0]
 
     assert run() == {
-        "error": "RuntimeError: DDTREE-NATIVE cannot be used: SGLang 0.5.23 is not the release this "
-        "plug-in is tested with (0.5.99). Fix: pip install sglang==0.5.99, or set "
+        "error": "RuntimeError: DDTREE-NATIVE cannot be used: SGLang 0.5.23 is not the release "
+        "this plug-in is tested with (0.5.99). Fix: pip install sglang==0.5.99, or set "
         "DDTREE_ALLOW_SGLANG=0.5.23 to run on it untested."
     }
     assert "fields" in run(DDTREE_ALLOW_SGLANG="0.5.23")

@@ -5,17 +5,16 @@ On a GPU the same tests run on its attention backend and carry the marker `gpu`.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from server_support import HERE, REPORT, Servers, Setup, held_out_prompts, measure
+from server_support import HERE, REPORT, Servers, held_out_prompts
 
-from kdtree_sglang.live_server import Generation, detect_device
+from kdtree_sglang.live_server import detect_device
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,14 +50,3 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 @pytest.fixture(scope="session")
 def prompts() -> tuple[str, ...]:
     return held_out_prompts()
-
-
-@pytest.fixture(scope="session")
-def plain_answers(servers: Servers) -> Callable[[str], list[Generation]]:
-    """`plain_answers(pair)`: greedy answers to all prompts without speculation."""
-
-    @functools.cache
-    def answers(pair: str) -> list[Generation]:
-        return measure(servers, Setup(pair), held_out_prompts())
-
-    return answers

@@ -42,17 +42,22 @@ REPORT: list[dict[str, Any]] = []
 
 @dataclass(frozen=True)
 class Setup:
-    """One server configuration. `budget` is for ddtree-native only."""
+    """One server configuration. `budget` and `chain` are for ddtree-native only."""
 
     pair: str
     algorithm: str = "plain"
     page_size: int = 1
     budget: int | None = None
     extra: tuple[str, ...] = ()
+    chain: bool = False
 
     def __str__(self) -> str:
         budget = "" if self.budget is None else f"-budget{self.budget}"
-        return f"{self.pair}-{self.algorithm}-page{self.page_size}{budget}"
+        chain = "-chain" if self.chain else ""
+        return f"{self.pair}-{self.algorithm}-page{self.page_size}{budget}{chain}"
+
+    def environment(self) -> dict[str, str]:
+        return {"DDTREE_FORCE_CHAIN": "1"} if self.chain else {}
 
     def flags(self, device: str) -> list[str]:
         folder = TINY / self.pair
@@ -76,13 +81,45 @@ class Servers:
         self._device = detect_device()
         self._setup: Setup | None = None
         self._server: LiveServer | None = None
+        self._answers: dict[Setup, list[Generation]] = {}
+
+    def answers(self, setup: Setup) -> list[Generation]:
+        """Greedy answers of exactly NEW_TOKENS tokens to all held-out prompts, CONCURRENCY at once.
+
+        Measured once a session, entered in the report, and shared by the tests that compare them.
+        """
+        if setup not in self._answers:
+            server = self.use(setup)
+            begin = time.monotonic()
+            answers = server.generate_many(
+                held_out_prompts(),
+                {"max_new_tokens": NEW_TOKENS, "ignore_eos": True},
+                concurrency=CONCURRENCY,
+            )
+            self._answers[setup] = answers
+            REPORT.append(
+                {
+                    "server": str(setup),
+                    "accept_length": accept_length(answers),
+                    "verify_steps": sum(answer.verify_steps for answer in answers),
+                    "prompts": len(answers),
+                    "seconds": time.monotonic() - begin,
+                    "start_seconds": server.start_seconds,
+                }
+            )
+        return self._answers[setup]
 
     def use(self, setup: Setup) -> LiveServer:
         if self._server is not None and self._setup == setup and self._server.is_running():
             return self._server
         self.close()
         log_path = self._logs / f"{setup}-{time.monotonic_ns()}.log"
-        server = LiveServer(setup.flags(self._device), log_path=log_path, device=self._device)
+        server = LiveServer(
+            setup.flags(self._device),
+            log_path=log_path,
+            device=self._device,
+            env=setup.environment(),
+        )
         server.start()
         self._setup, self._server = setup, server
         return server
@@ -100,30 +137,6 @@ def held_out_prompts() -> tuple[str, ...]:
     prompts = tuple(json.loads(line)["text"] for line in lines[:PROMPT_COUNT])
     assert len(prompts) == PROMPT_COUNT
     return prompts
-
-
-def measure(
-    servers: Servers, setup: Setup, prompts: tuple[str, ...], **sampling: Any
-) -> list[Generation]:
-    """Greedy answers of exactly NEW_TOKENS tokens, entered in the report."""
-    server = servers.use(setup)
-    begin = time.monotonic()
-    answers = server.generate_many(
-        prompts,
-        {"max_new_tokens": NEW_TOKENS, "ignore_eos": True, **sampling},
-        concurrency=CONCURRENCY,
-    )
-    REPORT.append(
-        {
-            "server": str(setup),
-            "accept_length": accept_length(answers),
-            "verify_steps": sum(answer.verify_steps for answer in answers),
-            "prompts": len(answers),
-            "seconds": time.monotonic() - begin,
-            "start_seconds": server.start_seconds,
-        }
-    )
-    return answers
 
 
 def assert_same_ids(answers: list[Generation], expected: list[Generation]) -> None:

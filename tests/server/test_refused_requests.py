@@ -1,4 +1,4 @@
-"""What ddtree-native does not serve yet is answered with HTTP 400 and the reason, never greedily."""
+"""What ddtree-native does not serve yet gets HTTP 400 and the reason, never a greedy answer."""
 
 from __future__ import annotations
 

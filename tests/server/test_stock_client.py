@@ -62,3 +62,23 @@ def test_demo_fails_where_a_text_differs(monkeypatch, capsys, tmp_path, tree_ids
     output = capsys.readouterr()
     assert f"{1 - status} of 1" in output.out
     assert ("differs on prompt 0" in output.err) == bool(status)
+
+
+@pytest.mark.parametrize(
+    ("tree_ids", "gap", "verdict"),
+    [
+        ([1, 2, 3], 0.0, "1 of 1"),
+        ([1, 9, 3], 0.1, "0 of 1, 1 near ties"),
+        ([1, 9, 3], 0.5, "0 of 1"),
+        ([1, 8, 3], 0.1, "0 of 1"),  # not one of the two best
+        ([1, 2], 0.1, "0 of 1"),
+    ],
+)
+def test_only_near_ties_excuse_a_difference_in_bf16(tree_ids, gap, verdict):
+    best_two = [[-1.0, 2, None], [-1.0 - gap, 9, None]]
+    scored = generation([1, 2, 3])
+    scored.meta["output_top_logprobs"] = [best_two] * 3
+    plain = demo.Run("plain", [generation([1, 2, 3])], seconds=1.0, scored=[scored])
+    tree = demo.Run("ddtree-native", [generation(tree_ids, 1)], seconds=1.0)
+    assert demo._verdict(tree, plain) == verdict
+    assert bool(tree.differences(plain).wrong) == (tree_ids != [1, 2, 3] and "near" not in verdict)

@@ -30,8 +30,8 @@ def records(
     servers.close()
     out = tmp_path_factory.mktemp("probe") / "records.json"
     with pytest.MonkeyPatch.context() as patch:
-        path = os.environ.get("PYTHONPATH")
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / "probe"), *([path] if path else [])]))
+        inherited = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE / "probe"), *inherited]))
         patch.setenv("KDTREE_PROBE_OUT", str(out))
         log = Path(out).with_name("server.log")
         flags = request.param.flags(DEVICE)
