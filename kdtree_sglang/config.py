@@ -149,8 +149,10 @@ def unsupported_request(req: Any) -> str | None:
         return _request_refusal("custom_logit_processor", "leave it out")
     if req.return_hidden_states:
         return _request_refusal("return_hidden_states", "leave it out")
-    if getattr(req, "return_sampling_mask", False):
-        return _request_refusal("return_sampling_mask", "leave it out")
+    # SGLang would read these outputs by chain position, where a tree's rows are nodes.
+    for field in ("return_sampling_mask", "return_routed_experts", "return_indexer_topk"):
+        if getattr(req, field):
+            return _request_refusal(field, "leave it out")
     return None
 
 

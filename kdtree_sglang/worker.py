@@ -40,7 +40,7 @@ from sglang.srt.speculative.draft_worker_common import (
 )
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
-from sglang.srt.speculative.spec_utils import draft_tp_context
+from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN, draft_tp_context
 
 from kdtree_sglang import config, hooks, ops
 from kdtree_sglang.attention.masked import tree_backend, write_tree_mask
@@ -56,7 +56,9 @@ class Step:
         prefix_lens: `[bs]` i64, committed tokens; the root is the token at this position.
         root: `[bs]` i64, last committed token, not yet in the KV cache.
         plan: KV locations of the window, `[bs, max(B, N)]` slots.
-        host_lens: host upper bound of `prefix_lens`, `[bs]`, exact where SGLang mirrors them.
+        host_lens: host upper bound of `prefix_lens`, `[bs]`: their mirror where SGLang keeps one,
+            else the lengths that are reserved, which include this step's window.
+        mirrored: which of the two.
     """
 
     bs: int
@@ -64,6 +66,11 @@ class Step:
     root: torch.Tensor
     plan: KVLocPlan
     host_lens: torch.Tensor
+    mirrored: bool
+
+    def host_kv_lens(self, width: int) -> torch.Tensor:
+        """`[bs]` KV lengths for a backend to plan `width` queries a request on."""
+        return self.host_lens + width if self.mirrored else self.host_lens
 
 
 class DDTreeWorker(DFlashWorkerV2):
@@ -71,6 +78,10 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def __init__(self, *args: Any, **kwargs: Any):
         hooks.assert_applied()
+        if SIMULATE_ACC_LEN > 0:
+            raise config.Refusal(
+                "SGLANG_SIMULATE_ACC_LEN", "not simulated for trees yet.", "unset it"
+            )
         ops.load()
         super().__init__(*args, **kwargs)
         self.config = config.current()
@@ -229,6 +240,7 @@ class DDTreeWorker(DFlashWorkerV2):
             root=draft_input.bonus_tokens,
             plan=plan,
             host_lens=host_lens,
+            mirrored=batch.seq_lens_cpu is not None,
         )
 
     # -- draft --------------------------------------------------------------------------------
@@ -253,7 +265,7 @@ class DDTreeWorker(DFlashWorkerV2):
         )
         block_ids[:, 0] = step.root
         positions = step.prefix_lens.unsqueeze(1) + self._block_pos_offsets
-        seq_lens_cpu = (step.host_lens + block_size).to(torch.int32)
+        seq_lens_cpu = step.host_kv_lens(block_size).to(torch.int32)
         forward_batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY,
             batch_size=bs,
@@ -348,10 +360,7 @@ class DDTreeWorker(DFlashWorkerV2):
         batch.out_cache_loc = step.plan.virtual_write_ids(cols=verify_input.kv_loc_cols)
         # Backends plan on the KV lengths they will read; the scheduler gets its own back.
         scheduler_lens = batch.seq_lens_cpu, batch.seq_lens_sum
-        if batch.seq_lens_cpu is not None:
-            batch.seq_lens_cpu = step.host_lens + self.config.verify_width
-        else:
-            batch.seq_lens_cpu = step.host_lens
+        batch.seq_lens_cpu = step.host_kv_lens(self.config.verify_width)
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         forward_batch, _ = verify_input.prepare_for_verify(batch, self.target_worker)
         batch.seq_lens_cpu, batch.seq_lens_sum = scheduler_lens

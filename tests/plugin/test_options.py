@@ -263,6 +263,33 @@ BACKENDS = [
 ]
 
 
+HYBRIDS = {
+    "qwen3_next": {"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next"},
+    "nemotron_h": {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h"},
+    "falcon_h1": {"architectures": ["FalconH1ForCausalLM"], "model_type": "falcon_h1"},
+}
+
+
+@pytest.mark.parametrize("model_type", list(HYBRIDS))
+def test_a_hybrid_target_is_refused(tmp_path: Path, model_type: str) -> None:
+    sizes = {"vocab_size": 2048, "hidden_size": 256}
+    (tmp_path / "config.json").write_text(json.dumps({**HYBRIDS[model_type], **sizes}))
+    args = SimpleNamespace(
+        model_path=str(tmp_path),
+        revision=None,
+        speculative_draft_model_path=DRAFT,
+        speculative_draft_model_revision=None,
+        trust_remote_code=False,
+        json_model_override_args="{}",
+    )
+    with pytest.raises(config.Refusal) as refusal:
+        config._check_models(args)
+    assert str(refusal.value) == (
+        f"DDTREE-NATIVE: --model-path {tmp_path}: hybrid (Mamba, linear-attention) targets commit "
+        "their state along a chain. Fix: --speculative-algorithm DFLASH."
+    )
+
+
 def _cuda_attention(**chosen: str) -> SimpleNamespace:
     """The fields that the attention check reads, as resolution leaves them on a GPU machine."""
     fields = {
