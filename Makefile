@@ -23,4 +23,4 @@ $(VENV)/.kdtree-installed: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) build
+	rm -rf .venv build

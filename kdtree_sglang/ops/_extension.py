@@ -2,7 +2,8 @@
 
 `load()` takes the first of
   1. a prebuilt library in `kdtree_sglang/_prebuilt` (from `kdtree-sglang build` or a wheel) made
-     from these sources for this torch and, on a GPU, for this GPU;
+     from these sources for this torch and, on a GPU, for this GPU. A wheel that is built after
+     `kdtree-sglang build` carries it;
   2. the cache, `$KDTREE_CACHE_DIR` or `$XDG_CACHE_HOME/kdtree_sglang`, built on a miss.
 
 A library's file name carries everything that must match, `kdtree_ops-<variant>-<hash>.so`, and a
@@ -89,6 +90,12 @@ def needed_variant() -> Variant:
     capabilities = {
         torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count())
     }
+    for capability in capabilities:
+        if capability < (8, 0):
+            raise ExtensionBuildError(
+                f"a visible GPU has compute capability {capability[0]}.{capability[1]}, and the "
+                "ops need 8.0 or higher. Hide it with CUDA_VISIBLE_DEVICES."
+            )
     names = {"90a" if c == (9, 0) else f"{c[0]}{c[1]}" for c in capabilities}
     return Variant(tuple(sorted(names)))
 
@@ -109,6 +116,9 @@ def build_key(csrc: Path) -> str:
     digest = hashlib.sha256()
     facts = [
         torch.__version__,
+        str(torch.version.git_version),
+        str(torch.version.cuda),
+        str(torch.compiled_with_cxx11_abi()),
         f"cp{sys.version_info.major}{sys.version_info.minor}",
         platform.machine(),
         *_CXX_FLAGS,
@@ -218,8 +228,15 @@ def build(csrc: Path, variant: Variant, dest: Path) -> Path:
     target = dest / library_name(variant, build_key(csrc))
     if target.is_file():
         return target
-    dest.mkdir(parents=True, exist_ok=True)
-    with open(target.with_suffix(".lock"), "w") as lock:
+    try:
+        dest.mkdir(parents=True, exist_ok=True)
+        lock = open(target.with_suffix(".lock"), "w")
+    except OSError as error:
+        raise ExtensionBuildError(
+            f"cannot write the compiled ops to {dest}: {error}. Set KDTREE_CACHE_DIR to a folder "
+            "that can be written."
+        ) from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.is_file():
             return target
@@ -249,7 +266,13 @@ def load() -> Path:
             library = find_prebuilt(PREBUILT_DIR, needed, build_key(csrc))
             if library is None:
                 library = build(csrc, needed, cache_dir())
-            torch.ops.load_library(str(library))
+            try:
+                torch.ops.load_library(str(library))
+            except OSError as error:
+                raise ExtensionBuildError(
+                    f"the compiled ops do not load: {error}. They may come from another machine; "
+                    f"delete {library} to have them built here."
+                ) from error
             _loaded_from = library
     return _loaded_from
 

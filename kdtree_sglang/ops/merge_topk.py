@@ -3,7 +3,7 @@
     ids     [T, R, k] int64, as draft_topk gives them with each shard's vocab_start
     values  [T, R, k] float32
     lse     [T, R] float32
-    k_out   1..T*k
+    k_out   1..T*k; T*k at most 4096
     -> ids [R, k_out] int64, values [R, k_out] float32, lse [R] float32, as of the whole vocabulary
 
 Order: value descending, then smaller id, then smaller shard (shards of one vocabulary have no
@@ -25,7 +25,9 @@ from kdtree_sglang.ops.draft_topk import TopK, empty_topk
 
 
 def merge_topk(ids: torch.Tensor, values: torch.Tensor, lse: torch.Tensor, k_out: int) -> TopK:
-    out = empty_topk(values.shape[1], max(k_out, 0), values.device)
+    # A bad k_out or shape is for the launcher to report, not for the allocation of its outputs.
+    rows = values.shape[1] if values.dim() > 1 else 0
+    out = empty_topk(rows, min(max(k_out, 0), 4096), values.device)
     merge_topk_out(ids, values, lse, k_out, out)
     return out
 

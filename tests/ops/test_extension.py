@@ -124,6 +124,34 @@ def test_failure_to_load_is_a_failed_build(csrc, tmp_path):
     assert libraries(tmp_path / "cache") == []
 
 
+def test_library_of_another_machine_is_named_with_the_way_out(csrc, tmp_path):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    foreign = cache / _extension.library_name(CPU, _extension.build_key(csrc))
+    foreign.write_bytes(b"not for this machine")
+    process = start_load(csrc, cache)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "ExtensionBuildError: the compiled ops do not load" in output
+    assert f"delete {foreign}" in output
+
+
+def test_cache_that_cannot_be_written_is_named_with_the_way_out(csrc, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(_extension.ExtensionBuildError, match="Set KDTREE_CACHE_DIR"):
+        _extension.build(csrc, CPU, blocked / "cache")
+
+
+def test_gpu_too_old_for_the_ops_is_refused(monkeypatch):
+    monkeypatch.delenv("KDTREE_CUDA_ARCHS", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    with pytest.raises(_extension.ExtensionBuildError, match="compute capability 7.5"):
+        _extension.needed_variant()
+
+
 def test_killed_build_leaves_nothing_to_load(csrc, tmp_path, counting_compiler):
     cache = tmp_path / "cache"
     process = start_load(csrc, cache, CXX_SLEEP="120")

@@ -67,6 +67,8 @@ def test_empty(device):
         ("rows", {"rows": torch.zeros(8, 10).t()}),
         ("path", {"path": torch.zeros(2, 4, dtype=torch.int64)}),
         ("num_nodes_per_request", {"num_nodes_per_request": 0}),
+        # 4 * 2**62 wraps to 0 rows.
+        ("num_nodes_per_request", {"num_nodes_per_request": 2**62}),
     ],
 )
 def test_errors_name_the_argument(device, named, changes):

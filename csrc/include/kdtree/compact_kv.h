@@ -61,6 +61,7 @@ KDTREE_HOST_DEVICE int MovesOf(const CompactView& view, int64_t request) {
 inline void CompactRows(const CompactView& view, int64_t buffer, int64_t request) {
   char* base = reinterpret_cast<char*>(static_cast<uintptr_t>(view.buffer_ptrs[buffer]));
   const int64_t row_bytes = view.row_bytes[buffer];
+  if (row_bytes <= 0) return;
   const int moves = MovesOf(view, request);
   for (int j = 1; j <= moves; ++j) {
     const RowMove move = MoveOf(view, request, j);

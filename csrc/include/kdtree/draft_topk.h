@@ -1,7 +1,7 @@
 // The k greatest logits of a row with their log-sum-exp, and the join of several such lists, on the
 // CPU. The order is by value, greatest first, then by smaller id; NaN counts as -inf.
 //
-// Cost of DraftTopk: three reads of the row and V exponentials; the heap of k entries is touched
+// Cost of DraftTopk: two reads of the row and V exponentials; the heap of k entries is touched
 // only by elements above its smallest. Cost of MergeTopk: a partial sort of shards * k entries.
 #pragma once
 

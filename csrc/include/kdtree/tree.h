@@ -22,7 +22,7 @@ constexpr int kMaxWords = (kMaxNodes + 63) / 64;
 /*!
  * \brief The ranks chosen at depth 1, 2, ... packed most significant digit first.
  *
- * Digit d is rank + 1, and 0 past the end, so that comparing two paths as 126-bit numbers compares
+ * Digit d is rank + 1, and 0 past the end, so that comparing two paths as numbers compares
  * them lexicographically with a proper prefix first. Depths 1..9 are in hi, 10..15 in lo.
  */
 struct RankPath {
