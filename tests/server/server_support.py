@@ -62,7 +62,7 @@ class Setup:
     def flags(self, device: str) -> list[str]:
         folder = TINY / self.pair
         flags = ["--model-path", str(folder / "target"), *serving_flags(device)]
-        flags += ["--page-size", str(self.page_size), "--skip-server-warmup", *self.extra]
+        flags += ["--page-size", str(self.page_size), "--skip-server-warmup"]
         flags += ["--max-running-requests", str(CONCURRENCY), "--max-total-tokens", "16384"]
         flags += GPU_FLAGS if device == "cuda" else []
         if self.algorithm != "plain":
@@ -70,7 +70,8 @@ class Setup:
             flags += ["--speculative-draft-model-path", str(folder / "draft")]
         if self.budget is not None:
             flags += ["--speculative-num-draft-tokens", str(self.budget + 1)]
-        return flags
+        # Last, so that a setup can take back one of the flags above.
+        return [*flags, *self.extra]
 
 
 class Servers:

@@ -3,8 +3,9 @@
 import pytest
 from server_support import Setup, assert_idle, assert_same_ids
 
-# 16 requests of up to 200 + 64 tokens and two windows each do not fit in this pool.
-TINY_POOL = ("--max-total-tokens", "2048")
+# 16 requests of up to 200 + 64 tokens and two windows each do not fit in this pool, and the
+# scheduler is told to admit them all the same.
+TINY_POOL = ("--max-total-tokens", "1536", "--schedule-conservativeness", "0")
 CHUNKS = ("--chunked-prefill-size", "48")
 
 
