@@ -174,8 +174,6 @@ def _check_platform(args: Any) -> None:
         raise Refusal("--enable-lora", "not supported with draft trees yet.", "leave it out")
     if args.enable_dp_attention or args.dp_size > 1:
         raise Refusal("--dp-size / --enable-dp-attention", "not supported yet.", "leave them out")
-    if args.disable_radix_cache is False and args.kv_cache_dtype.startswith("fp4"):
-        raise Refusal(f"--kv-cache-dtype {args.kv_cache_dtype}", "not supported.", "auto or fp8")
     if args.speculative_draft_model_path is None:
         raise Refusal(
             "--speculative-draft-model-path is missing",
