@@ -49,6 +49,9 @@ _UNSUPPORTED_FEATURES = (
     ("enable_pdmux", False, "--enable-pdmux", "leave it out"),
     ("enable_mixed_chunk", False, "--enable-mixed-chunk", "leave it out"),
     ("speculative_adaptive", False, "--speculative-adaptive", "leave it out"),
+    ("enable_strict_thinking", False, "--enable-strict-thinking", "leave it out"),
+    ("kv_canary", "none", "--kv-canary {value}", "leave it out"),
+    ("use_ray", False, "--use-ray", "leave it out"),
     ("speculative_draft_window_size", None, "--speculative-draft-window-size", "leave it out"),
 )
 
@@ -214,12 +217,14 @@ def _check_attention(args: Any) -> None:
     prefill_verifies = args.speculative_attention_mode == "prefill"
     backend = prefill if prefill_verifies else decode
     if backend not in served:
-        half = "prefill" if prefill_verifies else "decode"
-        split = prefill != decode
+        flag = "--attention-backend"
+        if prefill != decode:
+            # The split flags win over --attention-backend, so the fix must name the same half.
+            flag = f"--{'prefill' if prefill_verifies else 'decode'}-attention-backend"
         raise Refusal(
-            f"--{half}-attention-backend {backend}" if split else f"--attention-backend {backend}",
+            f"{flag} {backend}",
             "the target's verify runs on it, and it would put a causal mask over the tree.",
-            f"--attention-backend {' or '.join(served)}",
+            f"{flag} {' or '.join(served)}",
         )
     draft = _draft_backend(args)
     from sglang.srt.arg_groups.choices import DRAFT_ATTENTION_BACKEND_CHOICES
@@ -234,6 +239,8 @@ def _check_attention(args: Any) -> None:
 
 
 def _check_models(args: Any) -> None:
+    from sglang.srt.speculative.dflash_utils import parse_dflash_draft_config
+
     target = _hf_config(args, args.model_path, args.revision)
     draft = _draft_hf_config(args)
     flag = f"--speculative-draft-model-path {args.speculative_draft_model_path}"
@@ -241,7 +248,8 @@ def _check_models(args: Any) -> None:
     if architectures != ["DFlashDraftModel"]:
         why = f"its architecture is {architectures}."
         raise Refusal(flag, why, "a DFlashDraftModel checkpoint")
-    if any(_dflash_config(draft).get(key) for key in ("selector_rank", "lilicorr", "is_domino")):
+    parsed = parse_dflash_draft_config(draft_hf_config=draft)
+    if parsed.is_domino or parsed.selector_rank:
         raise Refusal(
             flag,
             "its candidate head proposes a chain of its own.",
@@ -249,7 +257,7 @@ def _check_models(args: Any) -> None:
         )
     target_text, draft_text = target.get_text_config(), draft.get_text_config()
     for field, name in (("vocab_size", "vocabulary"), ("hidden_size", "hidden size")):
-        wanted, found = getattr(target_text, field), getattr(draft_text, field)
+        wanted, found = getattr(target_text, field), getattr(draft_text, field, None)
         if wanted != found:
             raise Refusal(
                 flag,
@@ -282,7 +290,7 @@ def _is_hybrid(target: Any) -> bool:
 
 
 def _draft_backend(args: Any) -> str:
-    """The draft's attention: the user's, else what the target verifies with."""
+    """The draft's attention: the user's, else the default that serves every target."""
     return args.speculative_draft_attention_backend or TREE_BACKENDS[args.device][0]
 
 
@@ -312,10 +320,6 @@ def _publish_candidates(args: Any, budget: int) -> None:
     raw = getattr(args, "_raw_input", None) or {}
     asked = raw.get("speculative_eagle_topk", args.speculative_eagle_topk)
     os.environ[CANDIDATES_VARIABLE] = str(budget if asked is None else int(asked))
-
-
-def _dflash_config(draft: Any) -> dict:
-    return dict(getattr(draft, "dflash_config", None) or {})
 
 
 def _draft_hf_config(args: Any) -> Any:

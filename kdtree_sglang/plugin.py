@@ -7,11 +7,14 @@ SGLang's loader logs a plug-in's exception and goes on, so a broken plug-in woul
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from typing import Any
 
 from kdtree_sglang import SGLANG_VERSION
+
+logger = logging.getLogger(__name__)
 
 ALGORITHM = "DDTREE-NATIVE"
 # Names the SGLang release that the user vouches for in place of the tested one.
@@ -28,7 +31,11 @@ def activate() -> None:
         attention.register()
         algorithm.register()
     except Exception as error:
-        _register_failure(error)
+        try:
+            _register_failure(error)
+        except Exception:
+            # An SGLang without these seams at all: its log is the one place left for the reason.
+            logger.exception("%s cannot be used: %s", ALGORITHM, error)
 
 
 def _require_tested_sglang() -> None:

@@ -33,7 +33,10 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.dflash_utils import is_dense_head_weight
-from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+from sglang.srt.speculative.dflash_worker_v2 import (
+    DFlashWorkerV2,
+    _resolve_dflash_embedding_module,
+)
 from sglang.srt.speculative.draft_worker_common import (
     build_block_pos_offsets,
     make_draft_block_spec_info,
@@ -101,8 +104,9 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def _dense_head(self) -> torch.Tensor:
         """The target's head as `[V, H]`, which scores the draft's hidden states."""
-        for head in ("selector", "lilicorr"):
-            if getattr(self, head) is not None:
+        heads = {"selector": self.selector, "lilicorr": self.lilicorr, "Domino": self._is_domino}
+        for head, present in heads.items():
+            if present:
                 raise config.Refusal(
                     "--speculative-draft-model-path",
                     f"its {head} head proposes a chain of its own.",
@@ -133,6 +137,13 @@ class DDTreeWorker(DFlashWorkerV2):
     def init_attention_backends(self) -> None:
         super().init_attention_backends()
         tree_backend(self.model_runner.attn_backend)
+        if (self.model_runner.sliding_window_size or 0) > 0:
+            # The kernels place a query by its row in the window, which in a tree is not its depth.
+            raise config.Refusal(
+                "--model-path",
+                "sliding-window layers would take a node's number for its position.",
+                "--speculative-algorithm DFLASH",
+            )
         self._kv_ptrs, self._kv_row_bytes = self._kv_buffers()
 
     def init_cuda_graphs(self) -> None:
@@ -151,7 +162,11 @@ class DDTreeWorker(DFlashWorkerV2):
         pool = self.model_runner.token_to_kv_pool
         if type(pool) is MLATokenToKVPool:
             buffers = list(pool.kv_buffer)
-        elif type(pool) is MHATokenToKVPool:
+        elif (
+            type(pool) is MHATokenToKVPool
+            and not pool.is_quantized_kv_cache  # block scales would stay behind
+            and pool.kv_cache_layout == "nhd"
+        ):
             buffers = [*pool.k_buffer, *pool.v_buffer]
         else:
             raise config.Refusal(
@@ -218,12 +233,8 @@ class DDTreeWorker(DFlashWorkerV2):
         prefix_lens = batch.seq_lens
         # Overlap relays it from the previous step, perhaps from another stream.
         prefix_lens.record_stream(torch.get_device_module(self.device).current_stream())
-        if batch.seq_lens_cpu is not None:
-            host_lens = batch.seq_lens_cpu
-        elif draft_input.nxt_kv_lens_cpu is not None:
-            host_lens = draft_input.nxt_kv_lens_cpu
-        else:
-            host_lens = torch.tensor([req.kv.kv_allocated_len for req in batch.reqs])
+        mirrored = batch.seq_lens_cpu is not None
+        host_lens = batch.seq_lens_cpu if mirrored else draft_input.nxt_kv_lens_cpu
         columns = prefix_lens.unsqueeze(1) + self._window_offsets
         req_to_token = self.model_runner.req_to_token_pool.req_to_token
         window = req_to_token[batch.req_pool_indices.unsqueeze(1), columns].to(torch.int64)
@@ -240,7 +251,7 @@ class DDTreeWorker(DFlashWorkerV2):
             root=draft_input.bonus_tokens,
             plan=plan,
             host_lens=host_lens,
-            mirrored=batch.seq_lens_cpu is not None,
+            mirrored=mirrored,
         )
 
     # -- draft --------------------------------------------------------------------------------
@@ -295,11 +306,9 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def _embed(self, block_ids: torch.Tensor) -> torch.Tensor:
         """`[bs, B]` ids to `[bs*B, H]` embeddings of the target, scaled as its drafts expect."""
-        if self._full_embed_gpu is not None:
-            embeds = torch.nn.functional.embedding(block_ids, self._full_embed_gpu)
-        else:
-            target = self.target_worker.model_runner.model
-            embeds = unwrap_lora_layer(target.get_input_embeddings())(block_ids)
+        target = self.target_worker.model_runner.model
+        module = _resolve_dflash_embedding_module(self.draft_model, target)
+        embeds = unwrap_lora_layer(module)(block_ids)
         embeds = embeds.reshape(-1, embeds.shape[-1])
         return embeds if self._noise_embed_scale == 1.0 else embeds * self._noise_embed_scale
 

@@ -61,6 +61,14 @@ def refusals(tmp: Path) -> dict[str, tuple[list[str], str]]:
     """Case name -> (arguments, the message that the launcher must end with)."""
     small_vocabulary = edited_model(tmp / "vocabulary", DRAFT, vocab_size=1000)
     narrow = edited_model(tmp / "narrow", DRAFT, hidden_size=64)
+    head = {
+        "projector_type": "domino",
+        "shift_label": False,
+        "pure_draft_prefix_len": 1,
+        "gru_hidden_dim": 64,
+        "emb_dim": 64,
+    }
+    domino = edited_model(tmp / "domino", DRAFT, dflash_config=head)
     no_block = json.loads((Path(DRAFT) / "config.json").read_text())
     assert no_block["block_size"] == 8
     cases = {
@@ -83,6 +91,11 @@ def refusals(tmp: Path) -> dict[str, tuple[list[str], str]]:
             [*BASE, "--speculative-draft-model-path", narrow, *ON_CPU],
             f"--speculative-draft-model-path {narrow}: its hidden size is 64, the target's is 256. "
             "Fix: the draft that was trained for this target.",
+        ),
+        "Domino draft": (
+            [*BASE, "--speculative-draft-model-path", domino, *ON_CPU],
+            f"--speculative-draft-model-path {domino}: its candidate head proposes a chain of its "
+            "own. Fix: a plain DFlash checkpoint, or --speculative-algorithm DFLASH.",
         ),
         "budget 0": (
             [*WITH_DRAFT, *ON_CPU, "--speculative-num-draft-tokens", "1"],
@@ -128,6 +141,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, di
         "not a DFlash draft",
         "draft vocabulary",
         "draft hidden size",
+        "Domino draft",
         "budget 0",
         "budget 128",
         "block size 1",
@@ -155,6 +169,10 @@ FLAGS = [
     (
         ["--enable-mixed-chunk"],
         "--enable-mixed-chunk: not supported with draft trees yet. Fix: leave it out.",
+    ),
+    (
+        ["--enable-strict-thinking", "--reasoning-parser", "qwen3"],
+        "--enable-strict-thinking: not supported with draft trees yet. Fix: leave it out.",
     ),
     (
         ["--speculative-draft-window-size", "64"],
@@ -309,8 +327,11 @@ def test_a_backend_that_would_verify_causally_is_refused_by_name(chosen: dict, f
         config._check_attention(_cuda_attention(**chosen))
     assert str(refusal.value) == (
         f"DDTREE-NATIVE: {flag}: the target's verify runs on it, and it would put a causal mask "
-        "over the tree. Fix: --attention-backend triton or flashinfer."
+        f"over the tree. Fix: {flag.split()[0]} triton or flashinfer."
     )
+    # The fix must be accepted.
+    field = flag.split()[0].removeprefix("--").replace("-", "_")
+    config._check_attention(_cuda_attention(**{**chosen, field: "triton"}))
 
 
 def test_flashinfer_is_refused_for_an_mla_target() -> None:
