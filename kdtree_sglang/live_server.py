@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -65,10 +66,19 @@ def serving_flags(
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A TCP port that nobody listens on right now.
+
+    Drawn below the ephemeral range (32768 and up on Linux): a server binds its port only after it
+    has loaded, and until then any outgoing connection could take an ephemeral one.
+    """
+    for port in random.sample(range(20000, 31000), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise ServerError("no free port between 20000 and 31000")
 
 
 @dataclass(frozen=True)
