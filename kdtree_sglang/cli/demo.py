@@ -26,17 +26,12 @@ from kdtree_sglang.live_server import (
     ServerError,
     accept_length,
     detect_device,
+    leaves_at_near_tie,
     serving_flags,
 )
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "tiny"
 PAIRS = ("mla", "gqa")
-
-
-# Nats between the target's two best tokens that bf16 rounding can turn around: a logit of 16 to 32
-# has a step of 0.125. Measured on an H200 with the tiny MLA pair: 0.19 at most, for stock DFLASH
-# and for trees alike.
-NEAR_TIE = 0.25
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class Run:
             zip(self.answers, plain.scored or plain.answers, strict=True)
         ):
             if mine.ids != theirs.ids:
-                tie = plain.scored is not None and _leaves_at_near_tie(mine, theirs)
+                tie = plain.scored is not None and leaves_at_near_tie(mine, theirs)
                 (found.near_ties if tie else found.wrong).append(index)
         return found
 
@@ -80,18 +75,6 @@ class Differences:
 
     near_ties: list[int]
     wrong: list[int]
-
-
-def _leaves_at_near_tie(answer: Generation, scored: Generation) -> bool:
-    """Whether `answer` takes the other of two all but tied tokens where it first differs."""
-    differing = (
-        at for at, (a, b) in enumerate(zip(answer.ids, scored.ids, strict=False)) if a != b
-    )
-    at = next(differing, None)
-    if at is None:
-        return False  # one is longer than the other, which no rounding explains
-    (best, *_), (second, token, *_) = scored.meta["output_top_logprobs"][at][:2]
-    return answer.ids[at] == token and best - second <= NEAR_TIE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -189,12 +172,13 @@ def _run(
         "--max-running-requests",
         str(options.concurrency),
     ]
-    if device == "cpu":
-        # The default is a share of the machine's memory, which three servers in a row would each
-        # allocate for a few thousand tokens.
-        longest = max(len(prompt.encode()) for prompt in prompts)
-        room = options.concurrency * (longest + options.max_new_tokens + 2 * options.budget + 64)
-        common += ["--max-total-tokens", str(max(8192, room))]
+    if device == "cuda":
+        common += ["--cuda-graph-max-bs-decode", str(options.concurrency)]
+    # The default pool is a share of the machine's memory, which three servers in a row would each
+    # allocate for a few thousand tokens.
+    longest = max(len(prompt.encode()) for prompt in prompts)
+    room = options.concurrency * (longest + options.max_new_tokens + 2 * options.budget + 64)
+    common += ["--max-total-tokens", str(max(8192, room))]
     sampling = {"max_new_tokens": options.max_new_tokens}
     bar = tqdm(total=len(prompts), desc=f"{name:14}", unit="prompt", leave=True)
     with bar, LiveServer(common + flags, log_path=log_path, device=device) as server:

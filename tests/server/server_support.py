@@ -22,6 +22,7 @@ from kdtree_sglang.live_server import (
     LiveServer,
     accept_length,
     detect_device,
+    leaves_at_near_tie,
     serving_flags,
 )
 
@@ -31,11 +32,7 @@ CONCURRENCY = 16
 PROMPT_COUNT = 100
 NEW_TOKENS = 64
 
-# What keeps a start on a GPU short: nothing that compiles kernels which no test reaches.
-GPU_FLAGS = [
-    *("--disable-prefill-cuda-graph", "--cuda-graph-max-bs-decode", str(CONCURRENCY)),
-    *("--sampling-backend", "pytorch", "--grammar-backend", "none", "--mem-fraction-static", "0.1"),
-]
+GPU_FLAGS = ["--cuda-graph-max-bs-decode", str(CONCURRENCY), "--mem-fraction-static", "0.1"]
 
 REPORT: list[dict[str, Any]] = []
 
@@ -54,7 +51,8 @@ class Setup:
     def __str__(self) -> str:
         budget = "" if self.budget is None else f"-budget{self.budget}"
         chain = "-chain" if self.chain else ""
-        return f"{self.pair}-{self.algorithm}-page{self.page_size}{budget}{chain}"
+        extra = "".join(flag if flag.startswith("--") else f"={flag}" for flag in self.extra)
+        return f"{self.pair}-{self.algorithm}-page{self.page_size}{budget}{chain}{extra}"
 
     def environment(self) -> dict[str, str]:
         return {"DDTREE_FORCE_CHAIN": "1"} if self.chain else {}
@@ -92,10 +90,13 @@ class Servers:
         if setup not in self._answers:
             server = self.use(setup)
             begin = time.monotonic()
+            # A GPU computes in bf16, and `assert_same_ids` has to know where two tokens tie.
+            score = self._device == "cuda" and setup.algorithm == "plain"
             answers = server.generate_many(
                 held_out_prompts(),
                 {"max_new_tokens": NEW_TOKENS, "ignore_eos": True},
                 concurrency=CONCURRENCY,
+                **({"return_logprob": True, "top_logprobs_num": 2} if score else {}),
             )
             self._answers[setup] = answers
             REPORT.append(
@@ -141,11 +142,16 @@ def held_out_prompts() -> tuple[str, ...]:
 
 
 def assert_same_ids(answers: list[Generation], expected: list[Generation]) -> None:
-    """Token for token; says where each answer leaves the expected one."""
+    """Token for token; says where each answer leaves the expected one.
+
+    Expected answers that were scored, as `Servers.answers` does on a GPU, excuse an answer that
+    leaves them at a near tie: in bf16 one row and many round differently.
+    """
     assert len(answers) == len(expected)
     differences = []
     for index, (answer, wanted) in enumerate(zip(answers, expected, strict=True)):
-        if answer.ids != wanted.ids:
+        scored = "output_top_logprobs" in wanted.meta
+        if answer.ids != wanted.ids and not (scored and leaves_at_near_tie(answer, wanted)):
             pairs = zip(answer.ids, wanted.ids, strict=False)
             at = next((i for i, (a, b) in enumerate(pairs) if a != b), "the end")
             differences.append(f"prompt {index} at {at}: {answer.ids} instead of {wanted.ids}")

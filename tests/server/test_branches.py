@@ -21,6 +21,9 @@ DEVICE = detect_device()
 # Of the logits' scale: fp32 sums in another order on a CPU, bf16 rounding on a GPU.
 TOLERANCE = 1e-5 if DEVICE == "cpu" else 3e-2
 SETUPS = [Setup("mla", "ddtree-native", 16, 16), Setup("gqa", "ddtree-native", 1, 63)]
+if DEVICE == "cuda":
+    flashinfer = ("--attention-backend", "flashinfer")
+    SETUPS.append(Setup("gqa", "ddtree-native", 16, 16, flashinfer))
 
 
 @pytest.fixture(scope="module", params=SETUPS, ids=str)

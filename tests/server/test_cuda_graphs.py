@@ -12,11 +12,14 @@ pytestmark = pytest.mark.skipif(detect_device() != "cuda", reason="CUDA graphs n
 SAMPLING = {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}
 
 
-@pytest.mark.parametrize("pair", ["mla"])
-def test_graphs_change_no_token(servers, prompts, pair: str) -> None:
+@pytest.mark.parametrize(
+    ("pair", "attention"), [("mla", "triton"), ("gqa", "triton"), ("gqa", "flashinfer")]
+)
+def test_graphs_change_no_token(servers, prompts, pair: str, attention: str) -> None:
     answers = {}
     for graphs in (True, False):
-        extra = () if graphs else ("--disable-cuda-graph",)
+        extra = ("--attention-backend", attention)
+        extra += () if graphs else ("--disable-cuda-graph",)
         server = servers.use(Setup(pair, "ddtree-native", 16, 16, extra))
         alone = server.generate_many(prompts[:24], SAMPLING, concurrency=1)
         server.flush_cache()
