@@ -1,12 +1,7 @@
-"""Devices and markers of the op tests."""
+"""Devices of the op tests."""
 
 import pytest
 import torch
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "gpu: needs a CUDA device")
-    config.addinivalue_line("markers", "slow: takes minutes, as compiling for several GPUs does")
 
 
 @pytest.fixture(

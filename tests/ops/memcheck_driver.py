@@ -2,12 +2,13 @@
 
 For the memory checker, which pytest and hypothesis would only slow down; from the repository:
 
-    PYTHONPATH=. compute-sanitizer --tool memcheck --error-exitcode 1 \\
+    PYTHONPATH=.:tests/reference compute-sanitizer --tool memcheck --error-exitcode 1 \\
         python tests/ops/memcheck_driver.py
 """
 
 import numpy as np
 import ops_support as support
+import random_cases
 import torch
 
 from kdtree_sglang import ops, reference
@@ -32,9 +33,9 @@ def same(name: str, expected: tuple, got: tuple) -> None:
 
 def check_trees(rng: np.random.Generator) -> None:
     for bs, levels, k, budget in TREE_SHAPES:
-        for style in support.LOG_PROB_STYLES:
+        for style in random_cases.LOG_PROB_STYLES:
             n = budget + 1
-            case = support.tree_case(rng, style, bs, levels, k)
+            case = random_cases.tree_case(rng, style, bs, levels, k)
             expected = reference.build_tree(*case, budget)
             tree = ops.build_tree(*support.put(DEVICE, *case), budget)
             same("build_tree", expected, tree)
@@ -48,7 +49,7 @@ def check_trees(rng: np.random.Generator) -> None:
                 want = reference.accept_tree(*arrays, levels)
                 same("accept_tree", want, ops.accept_tree(*support.put(DEVICE, *arrays), levels))
 
-            path, accept_len = support.random_path(rng, bs, n, levels + 1)
+            path, accept_len = random_cases.random_path(rng, bs, n, levels + 1)
             slots = rng.permutation(bs * n).reshape(bs, n)
             buffers = support.buffers_with_rows(rng, DEVICE, bs * n, [1, 7, 48, 576, 1152], 0)
             moved = [buffer.cpu().numpy().copy() for buffer in buffers]

@@ -1,8 +1,10 @@
-"""accept_tree: against the reference and a walk over dictionaries, and on malformed links."""
+"""accept_tree: against the reference and the invariants, and on malformed links."""
 
+import invariants
 import numpy as np
 import ops_support as support
 import pytest
+import random_cases
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,52 +32,28 @@ def assert_equals_reference(device: str, arrays, max_depth: int) -> ops.Acceptan
 
 def case_with_predictions(rng, style, bs, levels, k, budget):
     """A built tree and predictions that follow it for a random stretch."""
-    ids, lp, root, prefix = support.tree_case(rng, style, bs, levels, k)
-    tree = reference.build_tree(ids, lp, root, prefix, budget)
-    predictions = rng.integers(0, k + 3, tree.tokens.shape)
-    for b in range(bs):
-        for i in range(1, int(tree.num_nodes[b])):
-            # The last writer wins, so any child may be the one that is followed.
-            if rng.random() < 0.7:
-                predictions[b, tree.parents[b, i]] = tree.tokens[b, i]
-    return tree, predictions, prefix
+    case = random_cases.tree_case(rng, style, bs, levels, k)
+    tree = reference.build_tree(*case, budget)
+    return tree, random_cases.followed_predictions(rng, tree, k), case[3]
 
 
 @settings(max_examples=80, deadline=None)
 @given(
     seeds,
-    st.sampled_from(support.LOG_PROB_STYLES),
+    st.sampled_from(random_cases.LOG_PROB_STYLES),
     st.integers(1, 16),
     st.integers(1, 15),
     st.integers(1, 40),
     st.integers(1, 127),
 )
-def test_equals_reference_and_dictionary_walk(device, seed, style, bs, levels, k, budget):
+def test_equals_reference(device, seed, style, bs, levels, k, budget):
     rng = np.random.default_rng(seed)
     bs = min(bs, max(1, 500 // budget))
     tree, predictions, prefix = case_with_predictions(rng, style, bs, levels, k, budget)
-    got = assert_equals_reference(
-        device,
-        (tree.tokens, tree.next_token, tree.next_sibling, tree.num_nodes, predictions, prefix),
-        levels,
-    )
-    for b in range(bs):
-        children: dict[int, dict[int, int]] = {}
-        for i in range(1, int(tree.num_nodes[b])):
-            # Of brothers with one token the first is the one to take.
-            parent = int(tree.parents[b, i])
-            children.setdefault(parent, {}).setdefault(int(tree.tokens[b, i]), i)
-        node, walked = 0, [0]
-        while int(predictions[b, node]) in children.get(node, {}):
-            node = children[node][int(predictions[b, node])]
-            walked.append(node)
-        length = len(walked) - 1
-        assert got.accept_len[b].item() == length
-        assert got.path[b].tolist() == walked + [-1] * (levels - length)
-        assert got.bonus[b].item() == predictions[b, node]
-        committed = [int(tree.tokens[b, i]) for i in walked[1:]] + [int(predictions[b, node])]
-        assert got.out_tokens[b].tolist() == committed + [0] * (levels - length)
-        assert got.new_seq_lens[b].item() == prefix[b] + length + 1
+    arrays = (tree.tokens, tree.next_token, tree.next_sibling, tree.num_nodes, predictions, prefix)
+    got = assert_equals_reference(device, arrays, levels)
+    got = ops.Acceptance(*(tensor.cpu().numpy() for tensor in got))
+    invariants.check_acceptance(got, *arrays, levels)
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,119 +1,18 @@
-"""build_tree: the reference against two independent ones, then the op against the reference."""
+"""build_tree: against the reference, which tests/reference checks, and the invariants."""
 
-import heapq
-import itertools
-import math
-
+import invariants
 import numpy as np
 import ops_support as support
 import pytest
+import random_cases
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kdtree_sglang import ops, reference
-from kdtree_sglang.reference.build_tree import best_first
 
 seeds = st.integers(0, 2**32 - 1)
-styles = st.sampled_from(support.LOG_PROB_STYLES)
-
-
-def published_loop(lp: np.ndarray, budget: int):
-    """The published loop from its description: one item holds (-w, ranks, parent, depth, rank, w).
-
-    Its queue takes -inf and NaN; the difference the contract makes, that these never enter, is the
-    one line in `offer`.
-    """
-    levels, k = lp.shape
-    lp = [[float(x) for x in row] for row in lp]
-    heap: list[tuple] = []
-    nodes = []
-
-    def offer(item):
-        if math.isfinite(lp[item[3] - 1][item[4]]):
-            heapq.heappush(heap, item)
-
-    offer((-lp[0][0], (0,), 0, 1, 0, lp[0][0]))
-    while heap and len(nodes) < budget:
-        _, ranks, parent, depth, rank, w = heapq.heappop(heap)
-        number = len(nodes) + 1
-        nodes.append((w, ranks, parent))
-        if rank + 1 < k:
-            key = w - lp[depth - 1][rank] + lp[depth - 1][rank + 1]
-            offer((-key, ranks[:-1] + (rank + 1,), parent, depth, rank + 1, key))
-        if depth < levels:
-            key = w + lp[depth][0]
-            offer((-key, ranks + (0,), number, depth + 1, 0, key))
-    return nodes
-
-
-def path_key(lp: np.ndarray, path: tuple[int, ...]) -> float:
-    """A path's key by the published rule alone, from its parent's or its elder brother's."""
-    row = lp[len(path) - 1].astype(np.float64)
-    if path[-1] > 0:
-        elder = path[:-1] + (path[-1] - 1,)
-        return float((path_key(lp, elder) - row[path[-1] - 1]) + row[path[-1]])
-    above = path_key(lp, path[:-1]) if len(path) > 1 else 0.0
-    return float(above + row[0]) if len(path) > 1 else float(row[0])
-
-
-def all_paths(levels: int, k: int):
-    return itertools.chain.from_iterable(
-        itertools.product(range(k), repeat=depth) for depth in range(1, levels + 1)
-    )
-
-
-def enumerated(lp: np.ndarray, budget: int):
-    """Best-first without a queue: again and again the best path whose elders are all chosen."""
-    levels, k = lp.shape
-    keys = {
-        path: path_key(lp, path)
-        for path in all_paths(levels, k)
-        if all(np.isfinite(lp[d, : r + 1]).all() for d, r in enumerate(path))
-    }
-    chosen: dict[tuple[int, ...], int] = {(): 0}
-    order = []
-    while len(order) < budget:
-        open_paths = [
-            path
-            for path in keys
-            if path not in chosen
-            and path[:-1] in chosen
-            and (path[-1] == 0 or path[:-1] + (path[-1] - 1,) in chosen)
-        ]
-        if not open_paths:
-            break
-        best = min(open_paths, key=lambda path: (-keys[path], path))
-        order.append((keys[best], best, chosen[best[:-1]]))
-        chosen[best] = len(order)
-    return order
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    seeds, styles, st.integers(1, 15), st.integers(1, 127), st.integers(1, 127)
-)
-def test_reference_follows_the_published_loop(seed, style, levels, k, budget):
-    lp = support.log_probs(np.random.default_rng(seed), style, 1, levels, k)[0]
-    assert best_first(lp, budget) == published_loop(lp, budget)
-
-
-@settings(max_examples=100, deadline=None)
-@given(seeds, styles, st.integers(1, 3), st.integers(1, 4), st.integers(1, 40))
-def test_reference_is_best_first_over_all_paths(seed, style, levels, k, budget):
-    lp = support.log_probs(np.random.default_rng(seed), style, 1, levels, k)[0]
-    assert best_first(lp, budget) == enumerated(lp, budget)
-
-
-@settings(max_examples=50, deadline=None)
-@given(seeds, st.integers(1, 4), st.integers(1, 4), st.integers(1, 60))
-def test_reference_takes_the_most_probable_paths(seed, levels, k, budget):
-    """With sums that are exact, best-first order is the order of all paths by mass, then ranks."""
-    rng = np.random.default_rng(seed)
-    lp = -np.sort(rng.integers(1, 9, (levels, k)).astype(np.float32), axis=-1) / 4
-    mass = {p: sum(float(lp[d, r]) for d, r in enumerate(p)) for p in all_paths(levels, k)}
-    best = sorted(mass, key=lambda path: (-mass[path], path))[:budget]
-    assert [path for _, path, _ in best_first(lp, budget)] == best
+styles = st.sampled_from(random_cases.LOG_PROB_STYLES)
 
 
 def run_poisoned(device: str, case, budget: int) -> ops.Tree:
@@ -149,7 +48,7 @@ def assert_same_tree(expected, got: ops.Tree) -> None:
 def test_op_equals_reference(device, seed, style, bs, levels, k, budget):
     # Large batches of large trees only cost time; the reference is Python.
     bs = max(1, min(bs, 2000 // budget))
-    case = support.tree_case(np.random.default_rng(seed), style, bs, levels, k)
+    case = random_cases.tree_case(np.random.default_rng(seed), style, bs, levels, k)
     expected = reference.build_tree(*case, budget)
     assert_same_tree(expected, run_poisoned(device, case, budget))
 
@@ -157,12 +56,12 @@ def test_op_equals_reference(device, seed, style, bs, levels, k, budget):
 @pytest.mark.parametrize("seed", range(4))
 def test_op_rounds_as_the_reference(device, seed):
     """256 trees, a few of which come out otherwise if the sums are written in another order."""
-    case = support.tree_case(np.random.default_rng(seed), "wide", 64, 10, 40)
+    case = random_cases.tree_case(np.random.default_rng(seed), "wide", 64, 10, 40)
     assert_same_tree(reference.build_tree(*case, 80), run_poisoned(device, case, 80))
 
 
 def test_op_equals_reference_at_batch_64(device):
-    case = support.tree_case(np.random.default_rng(64), "ties", 64, 7, 63)
+    case = random_cases.tree_case(np.random.default_rng(64), "ties", 64, 7, 63)
     expected = reference.build_tree(*case, 63)
     assert_same_tree(expected, run_poisoned(device, case, 63))
     assert_same_tree(expected, ops.build_tree(*support.put(device, *case), 63))
@@ -170,7 +69,7 @@ def test_op_equals_reference_at_batch_64(device):
 
 @pytest.mark.parametrize("first", [np.nan, np.inf, -np.inf])
 def test_root_alone_when_no_candidate_is_finite(device, first):
-    ids, lp, root, prefix = support.tree_case(np.random.default_rng(0), "smooth", 2, 3, 4)
+    ids, lp, root, prefix = random_cases.tree_case(np.random.default_rng(0), "smooth", 2, 3, 4)
     lp[1, 0, 0] = first
     tree = run_poisoned(device, (ids, lp, root, prefix), 5)
     assert_same_tree(reference.build_tree(ids, lp, root, prefix, 5), tree)
@@ -181,7 +80,7 @@ def test_root_alone_when_no_candidate_is_finite(device, first):
 def test_zero_log_probs_of_both_signs_tie(device):
     """-0.0 and 0.0 are one key, so the rank path decides; log_mass keeps the sign of its sum."""
     rng = np.random.default_rng(5)
-    ids, _, root, prefix = support.tree_case(rng, "smooth", 8, 4, 5)
+    ids, _, root, prefix = random_cases.tree_case(rng, "smooth", 8, 4, 5)
     lp = rng.choice(np.array([-0.0, 0.0], np.float32), (8, 4, 5))
     tree = run_poisoned(device, (ids, lp, root, prefix), 60)
     assert_same_tree(reference.build_tree(ids, lp, root, prefix, 60), tree)
@@ -189,7 +88,7 @@ def test_zero_log_probs_of_both_signs_tie(device):
 
 def test_huge_log_probs_stay_ordered(device):
     rng = np.random.default_rng(6)
-    ids, lp, root, prefix = support.tree_case(rng, "smooth", 4, 15, 9)
+    ids, lp, root, prefix = random_cases.tree_case(rng, "smooth", 4, 15, 9)
     lp *= np.float32(1e37)
     tree = run_poisoned(device, (ids, lp, root, prefix), 100)
     assert_same_tree(reference.build_tree(ids, lp, root, prefix, 100), tree)
@@ -198,43 +97,13 @@ def test_huge_log_probs_stay_ordered(device):
 @settings(max_examples=60, deadline=None)
 @given(seeds, styles, st.integers(1, 15), st.integers(1, 127), st.integers(1, 127))
 def test_invariants(device, seed, style, levels, k, budget):
-    case = support.tree_case(np.random.default_rng(seed), style, 2, levels, k)
-    tree = ops.Tree(*(tensor.cpu() for tensor in run_poisoned(device, case, budget)))
-    n = budget + 1
-    for b in range(2):
-        count = int(tree.num_nodes[b])
-        parents = tree.parents[b].tolist()
-        depths = tree.depths[b].tolist()
-        closure = [{0}]
-        for i in range(1, n):
-            if i < count:
-                assert 0 <= parents[i] < i
-                assert depths[i] == depths[parents[i]] + 1 <= levels
-                closure.append(closure[parents[i]] | {i})
-            else:
-                closure.append({i})
-        words = tree.ancestors[b].numpy().view(np.uint64)
-        bits = [{j for j in range(n) if int(words[i, j // 64]) >> (j % 64) & 1} for i in range(n)]
-        assert bits == closure
-        assert all(int(w) >> (n % 64) == 0 for w in words[:, -1] if n % 64)
-
-        # Links walked from each parent name exactly its children, in ascending order.
-        for i in range(n):
-            children = []
-            child = int(tree.next_token[b, i])
-            while child != -1:
-                children.append(child)
-                child = int(tree.next_sibling[b, child])
-            assert children == [j for j in range(1, count) if parents[j] == i]
-        assert torch.equal(tree.positions[b], int(case[3][b]) + tree.depths[b].long())
-        if style in ("smooth", "few"):
-            # A sibling's key may exceed its elder's by rounding only (field notes, section 2).
-            mass = tree.log_mass[b, :count]
-            assert (mass[1:] <= mass[:-1] + 1e-5).all()
+    case = random_cases.tree_case(np.random.default_rng(seed), style, 2, levels, k)
+    tree = ops.Tree(*(tensor.cpu().numpy() for tensor in run_poisoned(device, case, budget)))
+    invariants.check_tree(tree, *case, budget)
 
 
 def test_is_deterministic_and_leaves_inputs_alone(device):
-    case = support.tree_case(np.random.default_rng(9), "ties", 5, 8, 40)
+    case = random_cases.tree_case(np.random.default_rng(9), "ties", 5, 8, 40)
     args = support.put(device, *case)
     first = ops.build_tree(*args, 50)
     for _ in range(3):
@@ -244,7 +113,7 @@ def test_is_deterministic_and_leaves_inputs_alone(device):
 
 
 def test_empty_batch(device):
-    case = support.tree_case(np.random.default_rng(9), "ties", 0, 8, 40)
+    case = random_cases.tree_case(np.random.default_rng(9), "ties", 0, 8, 40)
     tree = ops.build_tree(*support.put(device, *case), 9)
     assert tree.tokens.shape == (0, 10)
 
@@ -280,7 +149,7 @@ def test_errors_name_the_argument(device, named, changes):
 
 @pytest.mark.parametrize("field", ops.Tree._fields)
 def test_out_is_checked(device, field):
-    case = support.tree_case(np.random.default_rng(9), "ties", 2, 3, 4)
+    case = random_cases.tree_case(np.random.default_rng(9), "ties", 2, 3, 4)
     out = ops.empty_tree(2, 5, device)
     wrong = getattr(out, field)[:1]
     with pytest.raises(RuntimeError, match=f"`{field}`"):
@@ -292,7 +161,7 @@ def test_out_is_checked(device, field):
 def test_replays_in_a_graph_with_accept_tree():
     """Captured once, replayed on other inputs: no host round trip, no state from the last tree."""
     rng = np.random.default_rng(11)
-    args = support.put("cuda", *support.tree_case(rng, "smooth", 3, 7, 20))
+    args = support.put("cuda", *random_cases.tree_case(rng, "smooth", 3, 7, 20))
     tree = ops.empty_tree(3, 33, "cuda")
     accepted = ops.empty_acceptance(3, 7, "cuda")
     predictions = torch.zeros((3, 34), dtype=torch.int64, device="cuda")
@@ -308,8 +177,8 @@ def test_replays_in_a_graph_with_accept_tree():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()
-    for style in support.LOG_PROB_STYLES:
-        case = support.tree_case(rng, style, 3, 7, 20)
+    for style in random_cases.LOG_PROB_STYLES:
+        case = random_cases.tree_case(rng, style, 3, 7, 20)
         guesses = rng.integers(0, 23, (3, 34))
         for tensor, array in zip([*args, predictions], [*case, guesses], strict=True):
             tensor.copy_(torch.from_numpy(array))

@@ -3,6 +3,7 @@
 import numpy as np
 import ops_support as support
 import pytest
+import random_cases
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -37,7 +38,7 @@ def test_equals_reference_on_scattered_slots(device, seed, bs, n, steps, row_siz
     rng = np.random.default_rng(seed)
     rows = bs * n + 5
     slots = rng.permutation(rows)[: bs * n].reshape(bs, n)
-    path, accept_len = support.random_path(rng, bs, n, steps)
+    path, accept_len = random_cases.random_path(rng, bs, n, steps)
     buffers = support.buffers_with_rows(rng, device, rows, row_sizes, offset)
     assert_equals_reference(device, buffers, slots, path, accept_len)
 

@@ -3,6 +3,7 @@
 import numpy as np
 import ops_support as support
 import pytest
+import random_cases
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from kdtree_sglang import ops, reference
 )
 def test_equals_reference(device, seed, bs, n, steps, width, dtype):
     rng = np.random.default_rng(seed)
-    path, _ = support.random_path(rng, bs, n, steps)
+    path, _ = random_cases.random_path(rng, bs, n, steps)
     rows = torch.from_numpy(rng.standard_normal((bs * n, width))).to(dtype)
     used = {b * n + int(node) for b in range(bs) for node in path[b] if node >= 0}
     unused = torch.ones(bs * n, dtype=torch.bool)

@@ -1,5 +1,6 @@
 """draft_topk and merge_topk: against the reference, and shards against the whole vocabulary."""
 
+import invariants
 import numpy as np
 import ops_support as support
 import pytest
@@ -64,7 +65,10 @@ def test_equals_reference(device, seed, style, rows, vocab, k, dtype):
     logits = random_logits(rng, style, rows, vocab, dtype)
     start = int(rng.integers(0, 200_000))
     expected = reference.draft_topk(logits.float().numpy(), k, start)
-    assert_same_topk(expected, run_poisoned(logits.to(device), k, start))
+    got = run_poisoned(logits.to(device), k, start)
+    assert_same_topk(expected, got)
+    got = ops.TopK(*(tensor.cpu().numpy() for tensor in got))
+    invariants.check_topk(got, logits.float().numpy(), k, start)
 
 
 @settings(max_examples=30, deadline=None)
