@@ -11,7 +11,7 @@
                   write_prefix, else stay
 
 Every other cell of mask stays. Nothing is written outside [0, M): what would fall there is dropped.
-A negative prefix length counts as 0. Only mask_indptr[:bs] is read.
+A negative prefix length counts as 0, one above 2^48 as 2^48. Only mask_indptr[:bs] is read.
 
 Errors: RuntimeError naming the argument, for another dtype, shape, device or layout.
 

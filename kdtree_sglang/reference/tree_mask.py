@@ -13,16 +13,13 @@ def tree_mask(
     """Fills mask in place; what would fall outside it is dropped."""
     bs, n, _ = ancestors.shape
 
-    def put(cell: int, value: int) -> None:
-        if 0 <= cell < mask.shape[0]:
-            mask[cell] = value
-
     for b in range(bs):
-        prefix = max(int(prefix_lens[b]), 0)
+        prefix = min(max(int(prefix_lens[b]), 0), 2**48)
         for i in range(n):
             row = int(mask_indptr[b]) + i * (prefix + n)
+            tree = row + prefix
             if write_prefix:
-                for p in range(prefix):
-                    put(row + p, 1)
+                mask[max(row, 0) : max(tree, 0)] = 1
             for j in range(n):
-                put(row + prefix + j, int(ancestors[b, i, j // 64]) >> (j % 64) & 1)
+                if 0 <= tree + j < mask.shape[0]:
+                    mask[tree + j] = int(ancestors[b, i, j // 64]) >> (j % 64) & 1

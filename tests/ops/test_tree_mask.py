@@ -3,6 +3,7 @@
 import numpy as np
 import ops_support as support
 import pytest
+import random_cases
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from kdtree_sglang import ops, reference
 
 
 def random_ancestors(rng: np.random.Generator, bs: int, n: int) -> np.ndarray:
-    case = support.tree_case(rng, "ties", bs, 7, 20)
+    case = random_cases.tree_case(rng, "ties", bs, 7, 20)
     return reference.build_tree(*case, n - 1).ancestors
 
 
@@ -52,6 +53,9 @@ def test_equals_reference(device, seed, bs, n, write_prefix, dtype):
         ([4, 9], [0, 40, 200], 30),  # blocks past the end
         ([4, 9], [-17, 2**62, 0], 200),  # blocks far outside
         ([-3, 2**40], [0, 0, 0], 150),  # prefix lengths that make no sense
+        ([2**63 - 1, -(2**63)], [-5, 0, 0], 150),
+        ([2**62, 2**48 + 1], [-(2**63), 2**63 - 1, 0], 150),
+        ([2**62, 2**48 + 1], [-(2**48), -(2**48) - 100, 0], 150),
         ([4, 9], [0, 72, 208], 0),  # no mask at all
     ],
 )
@@ -70,10 +74,9 @@ def test_never_writes_outside(device, write_prefix, prefix, indptr, size):
     )
     assert (inner[:guard] == 0x5A).all()
     assert (inner[guard + size :] == 0x5A).all()
-    if prefix.max() < 100:
-        expected = whole.numpy().copy()[guard : guard + size]
-        reference.tree_mask(ancestors, prefix, expected, indptr, write_prefix)
-        support.assert_same("mask", expected, inner[guard : guard + size])
+    expected = whole.numpy().copy()[guard : guard + size]
+    reference.tree_mask(ancestors, prefix, expected, indptr, write_prefix)
+    support.assert_same("mask", expected, inner[guard : guard + size])
 
 
 @pytest.mark.parametrize(

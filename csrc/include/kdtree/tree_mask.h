@@ -21,6 +21,15 @@ struct MaskView {
   bool write_prefix;
 };
 
+// Longer than any mask. Prefix lengths are cut to it, and starts to where no row meets a mask, so
+// that no sum of cells overflows whatever the arguments hold.
+constexpr int64_t kMaxMaskPrefix = int64_t{1} << 48;
+constexpr int64_t kMaxMaskStart = int64_t{1} << 60;
+
+KDTREE_HOST_DEVICE int64_t Clamp(int64_t value, int64_t low, int64_t high) {
+  return value < low ? low : value > high ? high : value;
+}
+
 /*!
  * \brief The range of mask cells one row covers, and the cell of its first tree column.
  */
@@ -30,8 +39,9 @@ struct MaskRow {
 };
 
 KDTREE_HOST_DEVICE MaskRow MaskRowOf(const MaskView& view, int64_t request, int node) {
-  const int64_t prefix = view.prefix_lens[request] > 0 ? view.prefix_lens[request] : 0;
-  const int64_t begin = view.indptr[request] + node * (prefix + view.nodes);
+  const int64_t prefix = Clamp(view.prefix_lens[request], 0, kMaxMaskPrefix);
+  const int64_t start = Clamp(view.indptr[request], -kMaxMaskStart, kMaxMaskStart);
+  const int64_t begin = start + node * (prefix + view.nodes);
   return {begin, begin + prefix};
 }
 
