@@ -16,11 +16,9 @@ void AcceptTreeCuda(const at::Tensor& tokens, const at::Tensor& next_token,
   const AcceptSizes sizes =
       CheckAcceptTree(tokens, next_token, next_sibling, num_nodes, predictions, prefix_lens,
                       max_depth, path, accept_len, bonus, out_tokens, new_seq_lens);
-  if (sizes.requests == 0) return;
   const c10::cuda::CUDAGuard guard(tokens.device());
-  AcceptTreeKernel<<<static_cast<unsigned>(sizes.requests), kAcceptTreeThreads, 0,
-                     c10::cuda::getCurrentCUDAStream()>>>(sizes.view);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  C10_CUDA_CHECK(
+      LaunchAcceptTree(sizes.view, sizes.requests, c10::cuda::getCurrentCUDAStream()));
 }
 
 }  // namespace kdtree

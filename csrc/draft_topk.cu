@@ -11,14 +11,12 @@ namespace kdtree {
 void DraftTopkCuda(const at::Tensor& logits, int64_t k, int64_t vocab_start, const at::Tensor& ids,
                    const at::Tensor& values, const at::Tensor& lse) {
   const TopkSizes sizes = CheckDraftTopk(logits, k, vocab_start, ids, values, lse);
-  if (sizes.rows == 0) return;
   const c10::cuda::CUDAGuard guard(logits.device());
   VisitLogits(logits, [&](const auto* logits_at) {
-    DraftTopkKernel<<<static_cast<unsigned>(sizes.rows), kTopkThreads, 0,
-                      c10::cuda::getCurrentCUDAStream()>>>(
-        logits_at, sizes.stride, sizes.vocab, static_cast<int>(k), vocab_start,
-        ids.data_ptr<int64_t>(), values.data_ptr<float>(), lse.data_ptr<float>());
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    C10_CUDA_CHECK(LaunchDraftTopk(logits_at, sizes.rows, sizes.stride, sizes.vocab,
+                                   static_cast<int>(k), vocab_start, ids.data_ptr<int64_t>(),
+                                   values.data_ptr<float>(), lse.data_ptr<float>(),
+                                   c10::cuda::getCurrentCUDAStream()));
   });
 }
 
@@ -26,15 +24,12 @@ void MergeTopkCuda(const at::Tensor& ids, const at::Tensor& values, const at::Te
                    int64_t k_out, const at::Tensor& out_ids, const at::Tensor& out_values,
                    const at::Tensor& out_lse) {
   const MergeSizes sizes = CheckMergeTopk(ids, values, lse, k_out, out_ids, out_values, out_lse);
-  if (sizes.rows == 0) return;
   const c10::cuda::CUDAGuard guard(ids.device());
-  MergeTopkKernel<<<static_cast<unsigned>(sizes.rows), kMergeThreads, 0,
-                    c10::cuda::getCurrentCUDAStream()>>>(
+  C10_CUDA_CHECK(LaunchMergeTopk(
       ids.const_data_ptr<int64_t>(), values.const_data_ptr<float>(), lse.const_data_ptr<float>(),
       static_cast<int>(sizes.shards), sizes.rows, static_cast<int>(sizes.k),
       static_cast<int>(k_out), out_ids.data_ptr<int64_t>(), out_values.data_ptr<float>(),
-      out_lse.data_ptr<float>());
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+      out_lse.data_ptr<float>(), c10::cuda::getCurrentCUDAStream()));
 }
 
 }  // namespace kdtree

@@ -11,11 +11,8 @@ namespace kdtree {
 void TreeMaskCuda(const at::Tensor& ancestors, const at::Tensor& prefix_lens,
                   const at::Tensor& mask, const at::Tensor& mask_indptr, bool write_prefix) {
   const MaskSizes sizes = CheckTreeMask(ancestors, prefix_lens, mask, mask_indptr, write_prefix);
-  if (sizes.requests == 0) return;
   const c10::cuda::CUDAGuard guard(ancestors.device());
-  const dim3 grid(static_cast<unsigned>(sizes.view.nodes), static_cast<unsigned>(sizes.requests));
-  TreeMaskKernel<<<grid, kMaskThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(sizes.view);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  C10_CUDA_CHECK(LaunchTreeMask(sizes.view, sizes.requests, c10::cuda::getCurrentCUDAStream()));
 }
 
 }  // namespace kdtree

@@ -96,6 +96,8 @@ def test_changed_source_is_built_again(csrc, tmp_path, counting_compiler):
 def test_key_covers_torch_and_sources(csrc, monkeypatch):
     key = _extension.build_key(csrc)
     (csrc / "notes.md").write_text("no source")
+    (csrc / "tests").mkdir()
+    (csrc / "tests" / "harness.cpp").write_text("")
     assert _extension.build_key(csrc) == key
     (csrc / "include" / "new.cuh").write_text("")
     assert _extension.build_key(csrc) != key

@@ -29,7 +29,7 @@ def tree(tmp_path: Path) -> Path:
     for name in SHIPPED:
         source = ROOT / name
         if source.is_dir():
-            ignored = shutil.ignore_patterns("__pycache__", "_prebuilt")
+            ignored = shutil.ignore_patterns("__pycache__", "_prebuilt", "tests")
             shutil.copytree(source, copy / name, ignore=ignored)
         else:
             shutil.copy(source, copy / name)

@@ -5,6 +5,8 @@
 // and all threads write the results.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include "kdtree/accept_tree.h"
 
 namespace kdtree {
@@ -14,7 +16,7 @@ constexpr int kAcceptTreeThreads = 128;
 /*!
  * \brief Accepts request blockIdx.x; view.nodes <= kMaxNodes and view.max_depth < kMaxNodes.
  */
-__global__ void __launch_bounds__(kAcceptTreeThreads) AcceptTreeKernel(AcceptView view) {
+static __global__ void __launch_bounds__(kAcceptTreeThreads) AcceptTreeKernel(AcceptView view) {
   __shared__ int64_t s_tokens[kMaxNodes];
   __shared__ int64_t s_predictions[kMaxNodes];
   __shared__ int32_t s_next_token[kMaxNodes];
@@ -49,6 +51,15 @@ __global__ void __launch_bounds__(kAcceptTreeThreads) AcceptTreeKernel(AcceptVie
     view.bonus[request] = bonus;
     view.new_seq_lens[request] = view.prefix_lens[request] + length + 1;
   }
+}
+
+/*!
+ * \brief Accepts every request on `stream`.
+ */
+inline cudaError_t LaunchAcceptTree(const AcceptView& view, int64_t requests, cudaStream_t stream) {
+  if (requests == 0) return cudaSuccess;
+  AcceptTreeKernel<<<static_cast<unsigned>(requests), kAcceptTreeThreads, 0, stream>>>(view);
+  return cudaGetLastError();
 }
 
 }  // namespace kdtree

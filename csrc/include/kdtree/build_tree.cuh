@@ -8,6 +8,8 @@
 // global memory once, the tree is written once, coalesced.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include "kdtree/tree.h"
 
 namespace kdtree {
@@ -163,7 +165,8 @@ __global__ void __launch_bounds__(kBuildTreeThreads)
       double child = 0.0;
       if (has_child) child = __dadd_rn(w, static_cast<double>(row[candidates]));
       const uint64_t child_order = OrderedKey(child);
-      const RankPath child_path = Advance(ranks, depth + 1);
+      // A path has no digit below kMaxDepths, where there is no child either.
+      const RankPath child_path = Advance(ranks, depth < kMaxDepths ? depth + 1 : depth);
       const ItemTag child_tag = ItemTag::Make(node, 0, depth + 1, 0);
 
       // Selects, not branches: a branch lets the compiler index the slots at run time, which moves
@@ -224,6 +227,28 @@ __global__ void __launch_bounds__(kBuildTreeThreads)
     if (tree.words > 1) words[1] = static_cast<int64_t>(ancestors[1]);
   }
   if (thread == 0) *tree.num_nodes = count;
+}
+
+/*!
+ * \brief Builds every request's tree on `stream`.
+ *
+ * \param ids [requests, depths, candidates], on the device as every pointer here.
+ * \param log_probs [requests, depths, candidates].
+ * \param root [requests], prefix_lens [requests].
+ * \param trees Every element of its arrays is written; nodes = budget + 1.
+ */
+inline cudaError_t LaunchBuildTree(const int64_t* ids, const float* log_probs, const int64_t* root,
+                                   const int64_t* prefix_lens, int64_t requests, int depths,
+                                   int candidates, int budget, const TreeView& trees,
+                                   cudaStream_t stream) {
+  if (requests == 0) return cudaSuccess;
+  const auto kernel = budget <= 32   ? BuildTreeKernel<1>
+                      : budget <= 64 ? BuildTreeKernel<2>
+                                     : BuildTreeKernel<4>;
+  const size_t shared = sizeof(float) * depths * candidates;
+  kernel<<<static_cast<unsigned>(requests), kBuildTreeThreads, shared, stream>>>(
+      ids, log_probs, root, prefix_lens, depths, candidates, budget, trees);
+  return cudaGetLastError();
 }
 
 }  // namespace kdtree

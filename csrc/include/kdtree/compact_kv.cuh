@@ -7,6 +7,8 @@
 // Cost: one read and one write of accept_len rows a buffer.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include "kdtree/compact_kv.h"
 
 namespace kdtree {
@@ -41,7 +43,7 @@ __device__ __forceinline__ void CompactColumns(char* base, int64_t row_bytes, co
 /*!
  * \brief Compacts request blockIdx.y in buffer blockIdx.x; view.nodes <= kMaxNodes.
  */
-__global__ void __launch_bounds__(kCompactThreads) CompactKvKernel(CompactView view) {
+static __global__ void __launch_bounds__(kCompactThreads) CompactKvKernel(CompactView view) {
   __shared__ RowMove s_moves[kMaxNodes];
   __shared__ int s_count;
 
@@ -78,6 +80,17 @@ __global__ void __launch_bounds__(kCompactThreads) CompactKvKernel(CompactView v
   } else {
     CompactColumns<uint8_t>(base, row_bytes, s_moves, count);
   }
+}
+
+/*!
+ * \brief Compacts every request in each of `buffers` buffers on `stream`; requests <= 65535.
+ */
+inline cudaError_t LaunchCompactKv(const CompactView& view, int64_t buffers, int64_t requests,
+                                   cudaStream_t stream) {
+  if (buffers == 0 || requests == 0) return cudaSuccess;
+  const dim3 grid(static_cast<unsigned>(buffers), static_cast<unsigned>(requests));
+  CompactKvKernel<<<grid, kCompactThreads, 0, stream>>>(view);
+  return cudaGetLastError();
 }
 
 }  // namespace kdtree

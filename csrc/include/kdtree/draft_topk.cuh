@@ -14,6 +14,8 @@
 // when rows are few, by memory when they are many.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 namespace kdtree {
@@ -74,35 +76,21 @@ __device__ __forceinline__ void ForEachLogit(const T* row, int64_t vocab, const 
 }
 
 /*!
- * \brief Sum over the block in a fixed order; every thread gets it.
+ * \brief Joins a value a thread over the block, in a fixed order; every thread gets the result.
+ *
+ * \param s_warp [kTopkWarps] in shared memory.
  */
-__device__ __forceinline__ float BlockSum(float value, float* s_warp) {
+template <typename T, typename Join>
+__device__ __forceinline__ T BlockReduce(T value, T* s_warp, const Join& join) {
   for (int step = 16; step > 0; step /= 2) {
-    value = __fadd_rn(value, __shfl_xor_sync(0xffffffffu, value, step));
+    value = join(value, __shfl_xor_sync(0xffffffffu, value, step));
   }
   if (threadIdx.x % 32 == 0) s_warp[threadIdx.x / 32] = value;
   __syncthreads();
   value = s_warp[threadIdx.x % kTopkWarps];
   for (int step = 16; step > 0; step /= 2) {
-    value = __fadd_rn(value, __shfl_xor_sync(0xffffffffu, value, step));
+    value = join(value, __shfl_xor_sync(0xffffffffu, value, step));
   }
-  __syncthreads();
-  return value;
-}
-
-__device__ __forceinline__ uint64_t BlockMax(uint64_t value, uint64_t* s_warp) {
-  const auto join = [](uint64_t mine) {
-    for (int step = 16; step > 0; step /= 2) {
-      const uint64_t other =
-          __shfl_xor_sync(0xffffffffu, static_cast<unsigned long long>(mine), step);
-      mine = other > mine ? other : mine;
-    }
-    return mine;
-  };
-  value = join(value);
-  if (threadIdx.x % 32 == 0) s_warp[threadIdx.x / 32] = value;
-  __syncthreads();
-  value = join(s_warp[threadIdx.x % kTopkWarps]);
   __syncthreads();
   return value;
 }
@@ -140,7 +128,8 @@ __global__ void __launch_bounds__(kTopkThreads)
     if (__syncthreads_count(mine >= trial) >= k) bound = trial;
   }
 
-  const uint64_t top = BlockMax(mine, s_warp);
+  const uint64_t top =
+      BlockReduce(mine, s_warp, [](uint64_t a, uint64_t b) { return a > b ? a : b; });
   const int64_t top_id = 0xffffffffu - static_cast<uint32_t>(top);
   const float greatest = Sanitized(static_cast<float>(row[top_id]));
   const bool infinite = (__float_as_uint(greatest) & 0x7fffffffu) == 0x7f800000u;
@@ -156,7 +145,7 @@ __global__ void __launch_bounds__(kTopkThreads)
       if (at < kTopkCollected) s_collected[at] = rank;
     }
   });
-  sum = BlockSum(sum, s_warp_sum);
+  sum = BlockReduce(sum, s_warp_sum, [](float a, float b) { return __fadd_rn(a, b); });
   if (threadIdx.x == 0) lse[row_index] = infinite ? greatest : greatest + logf(sum);
 
   if (s_count > kTopkCollected) {
@@ -204,7 +193,7 @@ __global__ void __launch_bounds__(kTopkThreads)
  *
  * \param ids [shards, rows, k], values [shards, rows, k], lse [shards, rows].
  */
-__global__ void __launch_bounds__(kMergeThreads)
+static __global__ void __launch_bounds__(kMergeThreads)
     MergeTopkKernel(const int64_t* __restrict__ ids, const float* __restrict__ values,
                     const float* __restrict__ lse, int shards, int64_t rows, int k, int k_out,
                     int64_t* __restrict__ out_ids, float* __restrict__ out_values,
@@ -245,6 +234,38 @@ __global__ void __launch_bounds__(kMergeThreads)
     }
     out_lse[row] = greatest;
   }
+}
+
+/*!
+ * \brief Top-k and log-sum-exp of every row on `stream`.
+ *
+ * \param logits [rows, vocab], rows `stride` elements apart, on the device as every pointer here.
+ * \param ids [rows, k], values [rows, k], lse [rows].
+ */
+template <typename T>
+cudaError_t LaunchDraftTopk(const T* logits, int64_t rows, int64_t stride, int64_t vocab, int k,
+                            int64_t vocab_start, int64_t* ids, float* values, float* lse,
+                            cudaStream_t stream) {
+  if (rows == 0) return cudaSuccess;
+  DraftTopkKernel<<<static_cast<unsigned>(rows), kTopkThreads, 0, stream>>>(
+      logits, stride, vocab, k, vocab_start, ids, values, lse);
+  return cudaGetLastError();
+}
+
+/*!
+ * \brief Joins every row's lists on `stream`.
+ *
+ * \param ids [shards, rows, k], values [shards, rows, k], lse [shards, rows], on the device as
+ * every pointer here.
+ * \param out_ids [rows, k_out], out_values [rows, k_out], out_lse [rows].
+ */
+inline cudaError_t LaunchMergeTopk(const int64_t* ids, const float* values, const float* lse,
+                                   int shards, int64_t rows, int k, int k_out, int64_t* out_ids,
+                                   float* out_values, float* out_lse, cudaStream_t stream) {
+  if (rows == 0) return cudaSuccess;
+  MergeTopkKernel<<<static_cast<unsigned>(rows), kMergeThreads, 0, stream>>>(
+      ids, values, lse, shards, rows, k, k_out, out_ids, out_values, out_lse);
+  return cudaGetLastError();
 }
 
 }  // namespace kdtree

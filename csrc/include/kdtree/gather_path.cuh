@@ -2,6 +2,8 @@
 // Cost: one read of the rows on the path, one write of bs * steps rows.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 namespace kdtree {
@@ -26,6 +28,31 @@ __global__ void __launch_bounds__(kGatherThreads)
   for (int64_t i = threadIdx.x; i < row_vecs; i += kGatherThreads) {
     to[i] = taken ? from[i] : Vec{};
   }
+}
+
+/*!
+ * \brief Gathers every request's rows on `stream`, as many bytes at a time as the addresses allow.
+ *
+ * \param rows [requests * nodes] rows of row_bytes, an even number, on the device as every pointer.
+ * \param path [requests, steps].
+ * \param out [requests, steps] rows.
+ */
+inline cudaError_t LaunchGatherPath(const void* rows, const int32_t* path, int64_t requests,
+                                    int64_t nodes, int64_t steps, int64_t row_bytes, void* out,
+                                    cudaStream_t stream) {
+  if (requests * steps == 0 || row_bytes == 0) return cudaSuccess;
+  const auto launch = [&](auto vec) {
+    using Vec = decltype(vec);
+    GatherPathKernel<Vec><<<static_cast<unsigned>(requests * steps), kGatherThreads, 0, stream>>>(
+        static_cast<const Vec*>(rows), path, nodes, steps,
+        row_bytes / static_cast<int64_t>(sizeof(Vec)), static_cast<Vec*>(out));
+    return cudaGetLastError();
+  };
+  const uint64_t alignment = reinterpret_cast<uint64_t>(rows) | reinterpret_cast<uint64_t>(out) |
+                             static_cast<uint64_t>(row_bytes);
+  if (alignment % 16 == 0) return launch(uint4{});
+  if (alignment % 4 == 0) return launch(uint32_t{});
+  return launch(uint16_t{});
 }
 
 }  // namespace kdtree
