@@ -8,6 +8,7 @@ import sys
 COMMANDS = {
     "build": "compile the ops ahead of time",
     "demo": "plain, DFLASH and ddtree-native on the same prompts, side by side",
+    "kdtr": "list, show and compare KDTR files of tensors",
 }
 
 
