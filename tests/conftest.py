@@ -1,4 +1,4 @@
-"""Devices of the op tests."""
+"""The devices that op tests run on."""
 
 import pytest
 import torch
