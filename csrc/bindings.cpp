@@ -29,6 +29,9 @@ TORCH_LIBRARY(kdtree, m) {
   m.def(
       "tree_mask(Tensor ancestors, Tensor prefix_lens, Tensor(a!) mask, Tensor mask_indptr, "
       "bool write_prefix) -> ()");
+  m.def(
+      "tree_attention_out(Tensor q, Tensor k_tail, Tensor ancestors, Tensor prefix_out, "
+      "Tensor prefix_lse, float scale, Tensor(a!) out) -> ()");
 }
 
 TORCH_LIBRARY_IMPL(kdtree, CPU, m) {
@@ -39,6 +42,7 @@ TORCH_LIBRARY_IMPL(kdtree, CPU, m) {
   m.impl("compact_kv", &kdtree::CompactKvCpu);
   m.impl("gather_path_out", &kdtree::GatherPathCpu);
   m.impl("tree_mask", &kdtree::TreeMaskCpu);
+  m.impl("tree_attention_out", &kdtree::TreeAttentionCpu);
 }
 
 #ifdef KDTREE_WITH_CUDA
@@ -50,5 +54,6 @@ TORCH_LIBRARY_IMPL(kdtree, CUDA, m) {
   m.impl("compact_kv", &kdtree::CompactKvCuda);
   m.impl("gather_path_out", &kdtree::GatherPathCuda);
   m.impl("tree_mask", &kdtree::TreeMaskCuda);
+  m.impl("tree_attention_out", &kdtree::TreeAttentionCuda);
 }
 #endif

@@ -1,5 +1,6 @@
 #include "contracts.h"
 
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -40,6 +41,13 @@ void Check(const at::Tensor& tensor, const char* name, at::ScalarType dtype, at:
 
 void CheckDim(const at::Tensor& tensor, const char* name, int64_t dim, const char* layout) {
   Require(tensor.dim() == dim, "`", name, "` must be ", layout, ", got shape ", tensor.sizes());
+}
+
+// Kernels that move 16 bytes at a time; a slice at a row's start keeps the alignment.
+void CheckAlignment(const at::Tensor& tensor, const char* name) {
+  const uint64_t past = reinterpret_cast<uint64_t>(tensor.const_data_ptr()) % 16;
+  Require(past == 0, "`", name, "` must start at a multiple of 16 bytes, got one ",
+          static_cast<int64_t>(past), " bytes past it; clone it");
 }
 
 void CheckRange(int64_t value, const char* name, int64_t low, int64_t high) {
@@ -236,6 +244,49 @@ MaskSizes CheckTreeMask(const at::Tensor& ancestors, const at::Tensor& prefix_le
           {ancestors.const_data_ptr<int64_t>(), prefix_lens.const_data_ptr<int64_t>(),
            mask_indptr.const_data_ptr<int64_t>(), static_cast<uint8_t*>(mask.data_ptr()),
            mask.size(0), static_cast<int>(nodes), static_cast<int>(words), write_prefix}};
+}
+
+AttentionSizes CheckTreeAttention(const at::Tensor& q, const at::Tensor& k_tail,
+                                  const at::Tensor& ancestors, const at::Tensor& prefix_out,
+                                  const at::Tensor& prefix_lse, double scale,
+                                  const at::Tensor& out) {
+  CheckDim(ancestors, "ancestors", 3, "[bs, N, W]");
+  CheckDim(q, "q", 3, "[bs * N, h, 576]");
+  const int64_t requests = ancestors.size(0);
+  const int64_t nodes = ancestors.size(1);
+  const int64_t heads = q.size(1);
+  const at::ScalarType dtype = q.scalar_type();
+  Require(dtype == at::kFloat || dtype == at::kBFloat16, "`q` must be float32 or bfloat16, got ",
+          dtype);
+  CheckRange(nodes, "ancestors.shape[1] (N)", 1, kMaxNodes);
+  CheckRange(heads, "q.shape[1] (h)", 1, 65535);
+  Require(std::isfinite(scale), "`scale` must be finite");
+  Check(ancestors, "ancestors", at::kLong, {requests, nodes, (nodes + 63) / 64}, q, "q");
+  const int64_t queries = requests * nodes;
+  Check(q, "q", dtype, {queries, heads, kKeyDim}, ancestors, "ancestors");
+  Check(k_tail, "k_tail", dtype, {queries, kKeyDim}, q, "q");
+  Check(prefix_out, "prefix_out", dtype, {queries, heads, kLatentDim}, q, "q");
+  Check(prefix_lse, "prefix_lse", at::kFloat, {requests, heads, nodes}, q, "q");
+  Check(out, "out", dtype, {queries, heads, kLatentDim}, q, "q");
+  CheckAlignment(q, "q");
+  CheckAlignment(k_tail, "k_tail");
+  CheckAlignment(prefix_out, "prefix_out");
+  CheckAlignment(out, "out");
+  const auto view = [&](auto element) -> AttentionView<decltype(element)> {
+    using T = decltype(element);
+    return {static_cast<const T*>(q.const_data_ptr()),
+            static_cast<const T*>(k_tail.const_data_ptr()),
+            ancestors.const_data_ptr<int64_t>(),
+            static_cast<const T*>(prefix_out.const_data_ptr()),
+            prefix_lse.const_data_ptr<float>(),
+            static_cast<T*>(out.data_ptr()),
+            scale,
+            static_cast<int>(nodes),
+            static_cast<int>((nodes + 63) / 64),
+            static_cast<int>(heads)};
+  };
+  if (dtype == at::kFloat) return {requests, view(float{})};
+  return {requests, view(BFloat16{})};
 }
 
 }  // namespace kdtree

@@ -4,9 +4,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <variant>
+
 #include "kdtree/accept_tree.h"
 #include "kdtree/compact_kv.h"
 #include "kdtree/tree.h"
+#include "kdtree/tree_attention.h"
 #include "kdtree/tree_mask.h"
 
 namespace kdtree {
@@ -90,5 +93,14 @@ struct MaskSizes {
 };
 MaskSizes CheckTreeMask(const at::Tensor& ancestors, const at::Tensor& prefix_lens,
                         const at::Tensor& mask, const at::Tensor& mask_indptr, bool write_prefix);
+
+struct AttentionSizes {
+  int64_t requests;
+  std::variant<AttentionView<float>, AttentionView<BFloat16>> view;
+};
+AttentionSizes CheckTreeAttention(const at::Tensor& q, const at::Tensor& k_tail,
+                                  const at::Tensor& ancestors, const at::Tensor& prefix_out,
+                                  const at::Tensor& prefix_lse, double scale,
+                                  const at::Tensor& out);
 
 }  // namespace kdtree

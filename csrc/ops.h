@@ -28,6 +28,9 @@ void GatherPathCpu(const at::Tensor& rows, const at::Tensor& path, int64_t num_n
                    const at::Tensor& out);
 void TreeMaskCpu(const at::Tensor& ancestors, const at::Tensor& prefix_lens, const at::Tensor& mask,
                  const at::Tensor& mask_indptr, bool write_prefix);
+void TreeAttentionCpu(const at::Tensor& q, const at::Tensor& k_tail, const at::Tensor& ancestors,
+                      const at::Tensor& prefix_out, const at::Tensor& prefix_lse, double scale,
+                      const at::Tensor& out);
 
 void DraftTopkCuda(const at::Tensor& logits, int64_t k, int64_t vocab_start, const at::Tensor& ids,
                    const at::Tensor& values, const at::Tensor& lse);
@@ -51,5 +54,8 @@ void GatherPathCuda(const at::Tensor& rows, const at::Tensor& path, int64_t num_
                     const at::Tensor& out);
 void TreeMaskCuda(const at::Tensor& ancestors, const at::Tensor& prefix_lens,
                   const at::Tensor& mask, const at::Tensor& mask_indptr, bool write_prefix);
+void TreeAttentionCuda(const at::Tensor& q, const at::Tensor& k_tail, const at::Tensor& ancestors,
+                       const at::Tensor& prefix_out, const at::Tensor& prefix_lse, double scale,
+                       const at::Tensor& out);
 
 }  // namespace kdtree

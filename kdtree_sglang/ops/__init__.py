@@ -11,6 +11,7 @@ from kdtree_sglang.ops.compact_kv import compact_kv
 from kdtree_sglang.ops.draft_topk import TopK, draft_topk, draft_topk_out, empty_topk
 from kdtree_sglang.ops.gather_path import gather_path, gather_path_out
 from kdtree_sglang.ops.merge_topk import merge_topk, merge_topk_out
+from kdtree_sglang.ops.tree_attention import tree_attention, tree_attention_out
 from kdtree_sglang.ops.tree_mask import tree_mask
 
 __all__ = [
@@ -33,5 +34,7 @@ __all__ = [
     "load",
     "merge_topk",
     "merge_topk_out",
+    "tree_attention",
+    "tree_attention_out",
     "tree_mask",
 ]

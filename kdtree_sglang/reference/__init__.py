@@ -9,6 +9,7 @@ from kdtree_sglang.reference.compact_kv import compact_kv
 from kdtree_sglang.reference.draft_topk import draft_topk
 from kdtree_sglang.reference.gather_path import gather_path
 from kdtree_sglang.reference.merge_topk import merge_topk
+from kdtree_sglang.reference.tree_attention import tree_attention
 from kdtree_sglang.reference.tree_mask import tree_mask
 
 __all__ = [
@@ -18,5 +19,6 @@ __all__ = [
     "draft_topk",
     "gather_path",
     "merge_topk",
+    "tree_attention",
     "tree_mask",
 ]

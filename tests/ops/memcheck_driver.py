@@ -6,6 +6,7 @@ For the memory checker, which pytest and hypothesis would only slow down; from t
         python tests/ops/memcheck_driver.py
 """
 
+import ml_dtypes
 import numpy as np
 import ops_support as support
 import random_cases
@@ -24,6 +25,9 @@ TOPK_SHAPES = [
     (2, 151_936, 127, torch.float32),
     (5, 4099, 33, torch.bfloat16),
 ]
+
+# (bs, N, heads)
+ATTENTION_SHAPES = [(1, 1, 1), (2, 65, 3), (3, 9, 8), (1, 128, 5)]
 
 
 def same(name: str, expected: tuple, got: tuple) -> None:
@@ -100,10 +104,22 @@ def check_topk(rng: np.random.Generator) -> None:
             support.assert_lse(want.lse, merged.lse)
 
 
+def check_attention(rng: np.random.Generator) -> None:
+    for shape in ATTENTION_SHAPES:
+        for style in random_cases.ATTENTION_MASKS:
+            for dtype in (np.float32, ml_dtypes.bfloat16):
+                case = random_cases.attention_case(rng, style, *shape, dtype)
+                expected = reference.tree_attention(*case, random_cases.ATTENTION_SCALE)
+                args = support.put(DEVICE, *case)
+                got = ops.tree_attention(*args, random_cases.ATTENTION_SCALE)
+                support.assert_attention(expected, got)
+
+
 def main() -> None:
     rng = np.random.default_rng(0)
     check_trees(rng)
     check_topk(rng)
+    check_attention(rng)
     torch.cuda.synchronize()
     print("every op equals its reference")
 

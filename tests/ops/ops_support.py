@@ -1,5 +1,6 @@
 """What the op tests and the memcheck driver share: poison, comparison, buffers."""
 
+import ml_dtypes
 import numpy as np
 import torch
 
@@ -12,8 +13,14 @@ def poison(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def put(device: str, *arrays: np.ndarray) -> list[torch.Tensor]:
-    # A copy: torch must not write through to an array that the reference reads later.
-    return [torch.from_numpy(np.array(array)).to(device) for array in arrays]
+    def tensor(array: np.ndarray) -> torch.Tensor:
+        # A copy: torch must not write through to an array that the reference reads later.
+        copy = np.array(array, order="C")
+        if copy.dtype == ml_dtypes.bfloat16:
+            return torch.from_numpy(copy.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(copy)
+
+    return [tensor(array).to(device) for array in arrays]
 
 
 def assert_same(name: str, expected: np.ndarray, got: torch.Tensor) -> None:
@@ -32,6 +39,18 @@ def assert_same(name: str, expected: np.ndarray, got: torch.Tensor) -> None:
 def assert_lse(expected: np.ndarray, got: torch.Tensor) -> None:
     """Infinities in the same places, the rest within 1e-5."""
     np.testing.assert_allclose(got.cpu().numpy(), expected, rtol=1e-6, atol=1e-5)
+
+
+def assert_attention(expected: np.ndarray, got: torch.Tensor) -> None:
+    """NaN in the same places, the rest rounded once; bfloat16 sums in float32, which adds 2e-5."""
+    actual = got.cpu().double().numpy()
+    assert actual.shape == expected.shape
+    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
+    error = np.nan_to_num(actual - expected)
+    if got.dtype == torch.float32:
+        assert np.abs(error).max(initial=0.0) <= 1e-6
+    else:
+        assert (np.abs(error) <= 2.0**-8 * np.abs(np.nan_to_num(expected)) + 2e-5).all()
 
 
 def buffers_with_rows(

@@ -72,3 +72,59 @@ def random_path(
         path[b, 0] = 0
         path[b, 1 : accept_len[b] + 1] = taken
     return path, accept_len
+
+
+ATTENTION_MASKS = ("tree", "chain", "any", "all", "one")
+# Products of a query and a key, both of unit deviation, get a deviation of 1.5.
+ATTENTION_SCALE = 1 / 16
+
+
+def attention_ancestors(rng: np.random.Generator, style: str, bs: int, n: int) -> np.ndarray:
+    """[bs, n, ceil(n / 64)] int64 masks in one of ATTENTION_MASKS, with noise in bits from n on."""
+    seen = np.zeros((bs, n, n), np.bool_)
+    for b in range(bs):
+        for i in range(n):
+            if style == "tree":
+                seen[b, i] = seen[b, rng.integers(0, i)] if i > 0 else False
+                seen[b, i, i] = True
+            elif style == "chain":
+                seen[b, i, : i + 1] = True
+            elif style == "any":
+                seen[b, i] = rng.random(n) < rng.random()
+            elif style == "all":
+                seen[b, i] = True
+            elif style == "one":
+                seen[b, i, rng.integers(0, n)] = True
+    return pack_ancestors(rng, seen)
+
+
+def pack_ancestors(rng: np.random.Generator, seen: np.ndarray) -> np.ndarray:
+    """The words of a [bs, n, n] boolean mask, with noise in bits from n on."""
+    bs, n, _ = seen.shape
+    words = (n + 63) // 64
+    bits = rng.random((bs, n, 64 * words)) < 0.5
+    bits[:, :, :n] = seen
+    return np.packbits(bits, axis=-1, bitorder="little").view(np.int64)
+
+
+def attention_case(
+    rng: np.random.Generator, style: str, bs: int, n: int, heads: int, dtype: np.dtype
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Arguments of tree_attention besides the scale, with NaN in all that no query may read.
+
+    A third of the prefixes is empty, under both conventions; a quarter of the tail rows is seen by
+    nobody, so that some queries may see nothing at all.
+    """
+    ancestors = attention_ancestors(rng, style, bs, n)
+    q = rng.standard_normal((bs * n, heads, 576))
+    k_tail = rng.standard_normal((bs * n, 576))
+    prefix_out = rng.standard_normal((bs * n, heads, 512))
+    prefix_lse = rng.uniform(-4, 9, (bs, heads, n)).astype(np.float32)
+
+    unseen = rng.random((bs, n)) < 0.25
+    ancestors &= ~pack_ancestors(rng, np.repeat(unseen[:, None], n, axis=1))
+    k_tail[unseen.ravel()] = np.nan
+    empty = rng.random(prefix_lse.shape) < 0.33
+    prefix_lse[empty] = rng.choice([np.inf, -np.inf], int(empty.sum()))
+    prefix_out[np.swapaxes(empty, 1, 2).reshape(bs * n, heads)] = np.nan
+    return q.astype(dtype), k_tail.astype(dtype), ancestors, prefix_out.astype(dtype), prefix_lse
