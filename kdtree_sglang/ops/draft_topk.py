@@ -8,10 +8,10 @@
        lse       [R] float32, natural log of the sum of exponentials over the whole row
 
 Order: value descending, then smaller id; -0.0 equals 0.0. NaN counts as -inf (and is returned as
--inf). ids and values are bit-equal on every device and run; lse is within 1e-5 + 1e-6 |lse|
-of the reference, and the same on every run of a device for the same alignment of the row. A row of only -inf and NaN has lse -inf; a row with +inf has lse
-+inf. A candidate's log-probability is `values - lse[:, None]`; it may come out NaN (-inf - -inf),
-which build_tree never lets in.
+-inf). ids and values are bit-equal on every device and run; lse is within 1e-5 + 1e-6 |lse| of the
+reference, and the same on every run of a device for the same alignment of the row. A row of only
+-inf and NaN has lse -inf; a row with +inf has lse +inf. A candidate's log-probability is
+`values - lse[:, None]`; it may come out NaN (-inf - -inf), which build_tree never lets in.
 
 Errors: RuntimeError naming the argument, for k out of range, another dtype, overlapping rows,
 outputs of another shape, dtype or device.
