@@ -125,26 +125,31 @@ def accept_length(generations: Iterable[Generation]) -> float:
     return sum(g.completion_tokens - 1 for g in generations) / steps if steps else float("nan")
 
 
-# Nats between the target's two best tokens that bf16 rounding can turn around: a logit of 16 to 32
-# has a step of 0.125. Measured on an H200 with the tiny MLA pair: 0.19 at most, for stock DFLASH
-# and for trees alike.
-NEAR_TIE = 0.25
+# Nats by which the target may prefer its own token to the one an answer took instead, in bf16. The
+# logits of both tokens, in two forwards of different shape, are each off by up to about one step:
+# 0.125 for a logit of 16 to 32. A wrong mask or position leaves at gaps of whole nats.
+NEAR_TIE = 0.5
+# Ask for this many `top_logprobs_num`: more than two tokens can tie.
+TOP_LOGPROBS = 5
 
 
-def leaves_at_near_tie(answer: Generation, scored: Generation) -> bool:
-    """Whether `answer` takes the other of two all but tied tokens where it first differs.
+def gap_where_it_leaves(answer: Generation, scored: Generation) -> float:
+    """Nats between the expected token and the one `answer` has where the two first differ.
+
+    Infinite where it is no near tie at all: the token is not among the best, or one of the two
+    answers is only longer, which no rounding explains.
 
     Args:
-        scored: the expected answer, requested with `return_logprob` and `top_logprobs_num` 2.
+        scored: the expected answer, requested with `return_logprob` and `top_logprobs_num`.
     """
     differing = (
         at for at, (a, b) in enumerate(zip(answer.ids, scored.ids, strict=False)) if a != b
     )
     at = next(differing, None)
     if at is None:
-        return False  # one is longer than the other, which no rounding explains
-    (best, *_), (second, token, *_) = scored.meta["output_top_logprobs"][at][:2]
-    return answer.ids[at] == token and best - second <= NEAR_TIE
+        return float("inf")
+    scores = {token: score for score, token, *_ in scored.meta["output_top_logprobs"][at]}
+    return scores[scored.ids[at]] - scores.get(answer.ids[at], float("-inf"))
 
 
 class LiveServer:

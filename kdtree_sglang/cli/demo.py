@@ -4,7 +4,7 @@ Starts the real SGLang three times on what the machine has (a GPU, else the CPU)
 many tokens an average verify step committed. Speculation must not change the text: the command
 fails where it does. A CPU computes in fp32, and every token must agree. A GPU computes in bf16,
 where one row and many round differently: there a text may leave the plain one where the target's
-own two best tokens are all but tied, and the table says how many do.
+own best tokens are all but tied, and the table says how many do and how wide the gaps are.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from kdtree_sglang.live_server import (
+    NEAR_TIE,
+    TOP_LOGPROBS,
     Generation,
     LiveServer,
     ServerError,
     accept_length,
     detect_device,
-    leaves_at_near_tie,
+    gap_where_it_leaves,
     serving_flags,
 )
 
@@ -40,7 +42,7 @@ class Run:
 
     Attributes:
         answers: of the timed pass.
-        scored: the plain run's answers again, with the two best tokens at each position; only where
+        scored: the plain run's answers again, with the best tokens at each position; only where
             the target computes in bf16.
     """
 
@@ -59,22 +61,22 @@ class Run:
 
     def differences(self, plain: Run) -> Differences:
         """The prompts on which this run's tokens are not the plain run's."""
-        found = Differences([], [])
+        found = Differences({}, {})
         for index, (mine, theirs) in enumerate(
             zip(self.answers, plain.scored or plain.answers, strict=True)
         ):
             if mine.ids != theirs.ids:
-                tie = plain.scored is not None and leaves_at_near_tie(mine, theirs)
-                (found.near_ties if tie else found.wrong).append(index)
+                gap = gap_where_it_leaves(mine, theirs) if plain.scored else float("inf")
+                (found.near_ties if gap <= NEAR_TIE else found.wrong)[index] = gap
         return found
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Numbers of prompts whose texts differ."""
+    """Numbers of prompts whose texts differ, and the gaps in nats at which they leave."""
 
-    near_ties: list[int]
-    wrong: list[int]
+    near_ties: dict[int, float]
+    wrong: dict[int, float]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,10 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(_table(runs))
     status = 0
     for run in runs[1:]:
-        for index in run.differences(runs[0]).wrong:
+        for index, gap in run.differences(runs[0]).wrong.items():
             status = 1
             print(
-                f"{run.name} differs on prompt {index}:\n"
+                f"{run.name} differs on prompt {index}, at a gap of {gap:.2f} nats:\n"
                 f"  plain: {runs[0].answers[index].text!r}\n"
                 f"  {run.name}: {run.answers[index].text!r}",
                 file=sys.stderr,
@@ -203,7 +205,7 @@ def _run(
                 sampling,
                 concurrency=options.concurrency,
                 return_logprob=True,
-                top_logprobs_num=2,
+                top_logprobs_num=TOP_LOGPROBS,
             )
     return Run(name, answers, seconds, scored)
 
@@ -211,7 +213,10 @@ def _run(
 def _verdict(run: Run, plain: Run) -> str:
     found = run.differences(plain)
     equal = len(run.answers) - len(found.near_ties) - len(found.wrong)
-    ties = f", {len(found.near_ties)} near ties" if found.near_ties else ""
+    ties = ""
+    if found.near_ties:
+        widest = max(found.near_ties.values())
+        ties = f", {len(found.near_ties)} near ties (<= {widest:.2f} nats)"
     return f"{equal} of {len(run.answers)}{ties}"
 
 

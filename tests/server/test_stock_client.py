@@ -68,16 +68,17 @@ def test_demo_fails_where_a_text_differs(monkeypatch, capsys, tmp_path, tree_ids
     ("tree_ids", "gap", "verdict"),
     [
         ([1, 2, 3], 0.0, "1 of 1"),
-        ([1, 9, 3], 0.1, "0 of 1, 1 near ties"),
-        ([1, 9, 3], 0.5, "0 of 1"),
-        ([1, 8, 3], 0.1, "0 of 1"),  # not one of the two best
-        ([1, 2], 0.1, "0 of 1"),
+        ([1, 9, 3], 0.1, "0 of 1, 1 near ties (<= 0.10 nats)"),
+        ([1, 7, 3], 0.1, "0 of 1, 1 near ties (<= 0.20 nats)"),
+        ([1, 9, 3], 1.0, "0 of 1"),
+        ([1, 8, 3], 0.1, "0 of 1"),  # not among the best
+        ([1, 2], 0.1, "0 of 1"),  # only shorter
     ],
 )
 def test_only_near_ties_excuse_a_difference_in_bf16(tree_ids, gap, verdict):
-    best_two = [[-1.0, 2, None], [-1.0 - gap, 9, None]]
+    best = [[-1.0, 2, None], [-1.0 - gap, 9, None], [-1.0 - 2 * gap, 7, None]]
     scored = generation([1, 2, 3])
-    scored.meta["output_top_logprobs"] = [best_two] * 3
+    scored.meta["output_top_logprobs"] = [best] * 3
     plain = demo.Run("plain", [generation([1, 2, 3])], seconds=1.0, scored=[scored])
     tree = demo.Run("ddtree-native", [generation(tree_ids, 1)], seconds=1.0)
     assert demo._verdict(tree, plain) == verdict
