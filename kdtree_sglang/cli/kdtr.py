@@ -165,8 +165,8 @@ def _statistics(array: np.ndarray) -> str:
         count += finite.size
     parts = []
     if count:
-        form = ".0f" if array.dtype.kind in "iu" else ".6g"
-        parts.append(f"min {least:{form}}, max {greatest:{form}}, mean {total / count:.6g}")
+        show = int if array.dtype.kind in "iu" else "{:.6g}".format
+        parts.append(f"min {show(least)}, max {show(greatest)}, mean {total / count:.6g}")
     parts += [f"{number} {kind}" for number, kind in ((nan, "NaN"), (infinite, "inf")) if number]
     return ", ".join(parts) or "no values"
 
