@@ -5,13 +5,21 @@ VENV ?= .venv
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: test demo kernels clean
+.PHONY: test demo kernels fuzz clean
 
 test: $(VENV)/.kdtree-installed
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
 demo: $(VENV)/.kdtree-installed
 	$(VENV)/bin/kdtree-sglang demo $(DEMO_ARGS)
+
+# A million damaged KDTR files for each reader; for the C++ one under the sanitizers.
+fuzz: $(VENV)/.kdtree-installed
+	mkdir -p build
+	$(CXX) -std=c++17 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all \
+		-Icsrc/include csrc/tests/kdtr_fuzz.cpp -o build/kdtr_fuzz
+	build/kdtr_fuzz 1000000
+	$(VENV)/bin/python tests/kdtr/fuzz_python.py 1000000
 
 # The CUDA ops for Hopper and for consumer Blackwell; needs nvcc, no GPU.
 kernels: $(VENV)/.kdtree-installed
