@@ -8,6 +8,7 @@ import sys
 COMMANDS = {
     "build": "compile the ops ahead of time",
     "demo": "plain, DFLASH and ddtree-native on the same prompts, side by side",
+    "engine": "the FP32 engine on a checkpoint, without SGLang, step by step",
     "kdtr": "list, show and compare KDTR files of tensors",
 }
 
