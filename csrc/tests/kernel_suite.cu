@@ -57,10 +57,11 @@ class CudaDevice {
    * \brief Captures the calls in a CUDA graph and runs that.
    *
    * A call that waited for the device or copied through the host could not be captured; that
-   * nothing else than kernels was captured is checked.
+   * every call became a kernel of the graph, and nothing else did, is checked.
    */
   void Run(const std::function<void()>& calls) {
     Check(cudaDeviceSynchronize());
+    launches_ = 0;
     cudaGraph_t graph = nullptr;
     Check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
     try {
@@ -75,10 +76,16 @@ class CudaDevice {
     Check(cudaGraphGetNodes(graph, nullptr, &count));
     std::vector<cudaGraphNode_t> nodes(count);
     Check(cudaGraphGetNodes(graph, nodes.data(), &count));
+    size_t kernels = 0;
     for (const cudaGraphNode_t node : nodes) {
       cudaGraphNodeType type;
       Check(cudaGraphNodeGetType(node, &type));
-      if (type != cudaGraphNodeTypeKernel) throw std::runtime_error("more than kernels was run");
+      kernels += type == cudaGraphNodeTypeKernel;
+    }
+    if (kernels != launches_ || count != launches_) {
+      throw std::runtime_error(std::to_string(launches_) + " launches gave " +
+                               std::to_string(kernels) + " kernels among " +
+                               std::to_string(count) + " graph nodes");
     }
 
     cudaGraphExec_t executable = nullptr;
@@ -92,40 +99,46 @@ class CudaDevice {
   void BuildTree(const int64_t* ids, const float* log_probs, const int64_t* root,
                  const int64_t* prefix_lens, int64_t requests, int depths, int candidates,
                  int budget, const TreeView& trees) {
-    Check(LaunchBuildTree(ids, log_probs, root, prefix_lens, requests, depths, candidates, budget,
+    Count(LaunchBuildTree(ids, log_probs, root, prefix_lens, requests, depths, candidates, budget,
                           trees, stream_));
   }
   void AcceptTree(const AcceptView& view, int64_t requests) {
-    Check(LaunchAcceptTree(view, requests, stream_));
+    Count(LaunchAcceptTree(view, requests, stream_));
   }
   template <typename T>
   void TreeAttention(const AttentionView<T>& view, int64_t requests) {
-    Check(LaunchTreeAttention(view, requests, stream_));
+    Count(LaunchTreeAttention(view, requests, stream_));
   }
   template <typename T>
   void DraftTopk(const T* logits, int64_t rows, int64_t vocab, int k, int64_t vocab_start,
                  int64_t* ids, float* values, float* lse) {
-    Check(LaunchDraftTopk(logits, rows, vocab, vocab, k, vocab_start, ids, values, lse, stream_));
+    Count(LaunchDraftTopk(logits, rows, vocab, vocab, k, vocab_start, ids, values, lse, stream_));
   }
   void MergeTopk(const int64_t* ids, const float* values, const float* lse, int shards,
                  int64_t rows, int k, int k_out, int64_t* out_ids, float* out_values,
                  float* out_lse) {
-    Check(LaunchMergeTopk(ids, values, lse, shards, rows, k, k_out, out_ids, out_values, out_lse,
+    Count(LaunchMergeTopk(ids, values, lse, shards, rows, k, k_out, out_ids, out_values, out_lse,
                           stream_));
   }
   void TreeMask(const MaskView& view, int64_t requests) {
-    Check(LaunchTreeMask(view, requests, stream_));
+    Count(LaunchTreeMask(view, requests, stream_));
   }
   void GatherPath(const void* rows, const int32_t* path, int64_t requests, int64_t nodes,
                   int64_t steps, int64_t row_bytes, void* out) {
-    Check(LaunchGatherPath(rows, path, requests, nodes, steps, row_bytes, out, stream_));
+    Count(LaunchGatherPath(rows, path, requests, nodes, steps, row_bytes, out, stream_));
   }
   void CompactKv(const CompactView& view, int64_t buffers, int64_t requests) {
-    Check(LaunchCompactKv(view, buffers, requests, stream_));
+    Count(LaunchCompactKv(view, buffers, requests, stream_));
   }
 
  private:
+  void Count(cudaError_t launched) {
+    Check(launched);
+    ++launches_;
+  }
+
   cudaStream_t stream_ = nullptr;
+  size_t launches_ = 0;
 };
 
 }  // namespace

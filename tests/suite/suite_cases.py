@@ -90,6 +90,8 @@ def build_ties() -> Case:
     lp = lp.astype(np.float32)
     lp[:3] = -rng.uniform(0.1, 2.0, (3, 1, 1))
     lp[3] = rng.choice([-0.0, 0.0], (levels, k))
+    # Sums that are -0.0 need an unbroken line of them from the root.
+    lp[3, :2, 0] = -0.0
     lp[4:8] = np.round(log_probs(rng, 4, levels, k, 1.0) * 2) / 2
     ids = distinct_ids(rng, bs, levels, k)
     return build_case(ids, lp, rng.integers(0, k, bs), rng.integers(0, 100, bs), 80)
