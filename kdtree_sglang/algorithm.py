@@ -27,6 +27,10 @@ class DDTreeAlgorithm(CustomSpecAlgo):
     def supports_prefill_shared_read_done(self) -> bool:
         return True
 
+    def supports_grammar_overlap(self) -> bool:
+        # The worker runs the barrier that advances the grammars, under the verify.
+        return True
+
     def has_draft_kv(self) -> bool:
         # Read by KV sizing alone: draft tokens share the verify window's slots.
         return False

@@ -50,6 +50,7 @@ _UNSUPPORTED_FEATURES = (
     ("enable_mixed_chunk", False, "--enable-mixed-chunk", "leave it out"),
     ("speculative_adaptive", False, "--speculative-adaptive", "leave it out"),
     ("enable_strict_thinking", False, "--enable-strict-thinking", "leave it out"),
+    ("enable_watermark", False, "--enable-watermark", "leave it out"),
     ("kv_canary", "none", "--kv-canary {value}", "leave it out"),
     ("use_ray", False, "--use-ray", "leave it out"),
     ("speculative_draft_window_size", None, "--speculative-draft-window-size", "leave it out"),
@@ -134,22 +135,6 @@ def current() -> DDTreeConfig:
 
 def unsupported_request(req: Any) -> str | None:
     """Why a request cannot be served yet, or None. SGLang answers it with HTTP 400."""
-    params = req.sampling_params
-    # SGLang turns temperature 0 into top_k 1.
-    if params.top_k != 1:
-        return _request_refusal("temperature > 0", "send temperature 0")
-    if req.return_logprob:
-        return _request_refusal("return_logprob (logprobs)", "leave it out")
-    if any((params.json_schema, params.regex, params.ebnf, params.structural_tag)):
-        return _request_refusal("a grammar (json_schema, regex, ebnf)", "leave it out")
-    if params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0:
-        return _request_refusal("penalties", "leave them out")
-    if params.min_new_tokens:
-        return _request_refusal("min_new_tokens", "leave it out")
-    if params.logit_bias:
-        return _request_refusal("logit_bias", "leave it out")
-    if req.custom_logit_processor:
-        return _request_refusal("custom_logit_processor", "leave it out")
     if req.return_hidden_states:
         return _request_refusal("return_hidden_states", "leave it out")
     # SGLang would read these outputs by chain position, where a tree's rows are nodes.

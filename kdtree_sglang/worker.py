@@ -2,7 +2,7 @@
 
     draft    a DFlash forward over B positions, then candidates and a best-first tree
     verify   one target forward over the tree's N nodes under its mask
-    accept   the walk along the target's own tokens
+    accept   the target's own token after each node, greedy or drawn, and the walk along them
     commit   accepted KV to the front, accepted hidden states into the draft's KV
 
 Prefill, draft model, KV pools and graphs are the stock worker's (seam:
@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.constrained.base_grammar_backend import GrammarMask
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.lora.layers import unwrap_lora_layer
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -43,10 +45,17 @@ from sglang.srt.speculative.draft_worker_common import (
 )
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
-from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN, draft_tp_context
+from sglang.srt.speculative.spec_utils import (
+    SIMULATE_ACC_LEN,
+    GrammarTree,
+    build_grammar_vocab_mask,
+    draft_tp_context,
+)
 
 from kdtree_sglang import config, hooks, ops
 from kdtree_sglang.attention.masked import tree_backend, write_tree_mask
+from kdtree_sglang.penalties import PathPenalties
+from kdtree_sglang.predict import adjust_logits, predict
 from kdtree_sglang.verify_input import tree_verify_input
 
 
@@ -128,9 +137,45 @@ class DDTreeWorker(DFlashWorkerV2):
         # Stock would leave verify logits sharded for its own greedy path.
         return None
 
-    def prewarm_sampling(self) -> Any:
-        # The stock rehearsal is for the chain's sampling kernels, which no request reaches.
-        return self.model_runner.prewarm_sampling()
+    def prewarm_sampling(self) -> SamplingPrewarmResult:
+        """Rehearse the draws of the largest batch, so that their memory is known at start-up.
+
+        Returns what SGLang sizes its pools by: the bytes of the logits and those beyond.
+        """
+        runner = self.model_runner
+        result = runner.prewarm_sampling()
+        if torch.device(self.device).type != "cuda":
+            return result
+        width = self.config.verify_width
+        bs = min(runner.max_decode_logits_rows() // width, int(runner.max_running_requests))
+        bs, vocabulary = max(1, bs), self.model_config.vocab_size
+        info = SamplingBatchInfo(
+            temperatures=torch.ones((bs, 1), device=self.device),
+            top_ps=torch.full((bs,), 0.95, device=self.device),
+            top_ks=torch.full((bs,), TOP_K_ALL, dtype=torch.int32, device=self.device),
+            min_ps=torch.zeros(bs, device=self.device),
+            is_all_greedy=False,
+            is_any_greedy=True,
+            need_top_p_sampling=True,
+            need_top_k_sampling=False,
+            need_min_p_sampling=False,
+            vocab_size=vocabulary,
+        )
+        positions = torch.zeros((bs, width), dtype=torch.int64, device=self.device)
+        logits = torch.zeros((bs * width, vocabulary), device=self.device)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        predict(runner.sampler, logits, info, positions)
+        torch.cuda.synchronize()
+        beyond = torch.cuda.max_memory_allocated() - before
+        sampling_input_bytes = logits.numel() * logits.element_size()
+        result = SamplingPrewarmResult(
+            sampling_input_bytes=sampling_input_bytes,
+            sampling_headroom_bytes=beyond + sampling_input_bytes,
+        )
+        runner.sampling_prewarm_result = result
+        return result
 
     # -- set-up, in the order in which the scheduler calls it ---------------------------------
 
@@ -150,6 +195,8 @@ class DDTreeWorker(DFlashWorkerV2):
         # Graphs write the tree into these, so they are allocated once, for the largest batch.
         max_bs = self.model_runner.req_to_token_pool.size
         self._tree = ops.empty_tree(max_bs, self.config.budget, self.device)
+        rows = self.model_runner.req_to_token_pool.req_to_token.shape[0]
+        self._penalties = PathPenalties(rows, self.model_config.vocab_size, self.device)
         self.draft_model_runner.capture_tail_hooks.append(self._capture_tree)
         super().init_cuda_graphs()
 
@@ -196,9 +243,12 @@ class DDTreeWorker(DFlashWorkerV2):
             or batch.is_extend_in_batch
             or batch.forward_mode.is_idle()
         ):
-            return super().forward_batch_generation(
+            result = super().forward_batch_generation(
                 batch, on_publish, grammar_barrier, pp_proxy_tensors
             )
+            if not batch.forward_mode.is_idle():
+                self._penalties.begin(batch.reqs, batch.req_pool_indices, result.next_token_ids)
+            return result
         draft_input = batch.spec_info
         if not isinstance(draft_input, DFlashDraftInputV2):
             found = type(draft_input).__name__
@@ -206,11 +256,18 @@ class DDTreeWorker(DFlashWorkerV2):
 
         step = self._begin(batch, draft_input)
         tree = self._draft_tree(batch, step)
+        # Before the verify is launched: it only enqueues copies to the host.
+        links = (tree.next_token, tree.next_sibling, tree.tokens)
+        grammar_tree = GrammarTree.from_device(*links) if batch.has_grammar else None
         target_out = self._verify(batch, step, tree)
-        accepted = self._accept(step, tree, target_out.logits_output)
+        grammar_mask = self._grammar_mask(batch, grammar_tree, grammar_barrier)
+        accepted = self._accept(batch, step, tree, target_out.logits_output, grammar_mask)
         if on_publish is not None:
             on_publish(accepted.new_seq_lens)
         commit_lens = accepted.accept_len + 1
+        self._penalties.commit(
+            batch.reqs, batch.req_pool_indices, accepted.out_tokens, commit_lens
+        )
         self._commit(step, accepted, commit_lens, target_out.logits_output)
 
         return GenerationBatchResult(
@@ -382,14 +439,44 @@ class DDTreeWorker(DFlashWorkerV2):
 
     # -- accept and commit --------------------------------------------------------------------
 
+    def _grammar_mask(
+        self, batch: ScheduleBatch, tree: GrammarTree | None, barrier: Callable | None
+    ) -> GrammarMask | None:
+        """What each node's own path leaves its grammar; host work under the running verify."""
+        if tree is None:
+            return None
+        return build_grammar_vocab_mask(
+            reqs=batch.reqs,
+            tree=tree,
+            sampling_info=batch.sampling_info,
+            device=self.device,
+            barrier=barrier,
+        )
+
     def _accept(
-        self, step: Step, tree: ops.Tree, logits_output: LogitsProcessorOutput
+        self,
+        batch: ScheduleBatch,
+        step: Step,
+        tree: ops.Tree,
+        logits_output: LogitsProcessorOutput,
+        grammar_mask: GrammarMask | None,
     ) -> ops.Acceptance:
-        """Greedy: the target's token after each node, then the walk that follows them."""
-        predictions = torch.argmax(logits_output.next_token_logits, dim=-1)
-        predictions = predictions.view(step.bs, self.config.verify_width)
-        self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY, predictions)
-        return ops.accept_tree(
+        """The target's token after each node, then the walk that follows them."""
+        info, width = batch.sampling_info, self.config.verify_width
+        logits = logits_output.next_token_logits
+        self._penalties.apply(logits, batch.reqs, batch.req_pool_indices, tree)
+        adjust_logits(logits, info, width, grammar_mask)
+        # Drawing destroys the logits that the returned log-probabilities come from.
+        keep = batch.return_logprob and not info.is_all_greedy
+        scores = logits.clone() if keep else logits
+        predictions = predict(self.model_runner.sampler, logits, info, tree.positions)
+        self._tp_sync.sync(
+            SpecTpSyncSite.DFLASH_ACCEPT_GREEDY
+            if info.is_all_greedy
+            else SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE,
+            predictions,
+        )
+        accepted = ops.accept_tree(
             tree.tokens,
             tree.next_token,
             tree.next_sibling,
@@ -398,6 +485,17 @@ class DDTreeWorker(DFlashWorkerV2):
             step.prefix_lens,
             self.config.max_depth,
         )
+        if batch.return_logprob:
+            # A chain of B rows a request, as out_tokens lie.
+            rows = ops.gather_path(scores, accepted.path, width)
+            logits_output.next_token_logits = rows.flatten(0, 1)
+            compute_spec_logprobs(
+                batch,
+                logits_output,
+                accepted.out_tokens.reshape(-1),
+                chain_stride=accepted.path.shape[1],
+            )
+        return accepted
 
     def _commit(
         self,
