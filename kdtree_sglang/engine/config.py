@@ -203,6 +203,9 @@ def read_target(folder: Path) -> TargetConfig:
     keys.only("scoring_func", "sigmoid")
     keys.only("moe_layer_freq", 1)
     keys.only("index_topk", None)
+    # For another value implementations disagree: transformers norms the latents with this one all
+    # the same, SGLang with the config's.
+    keys.exactly("rms_norm_eps", 1e-6)
     q_lora_rank = None
     if keys.values.get("q_lora_rank") is not None:
         q_lora_rank = keys.integer("q_lora_rank")

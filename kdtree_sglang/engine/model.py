@@ -119,7 +119,7 @@ def moe(x: torch.Tensor, w: Moe, config: TargetConfig) -> torch.Tensor:
 def attend(
     q: torch.Tensor, latents: torch.Tensor, visible: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q `[b, n, h, 576]` over latents `[b, t, 576]` where visible `[b, n, t]`.
+    """q `[b, n, h, 576]` over latents `[b, t, 576]` where visible `[b, n, t]` or `[b, 1, t]`.
 
     Returns the output `[b, n, h, 512]` and its log-sum-exp `[b, n, h]`. A row that sees nothing has
     log-sum-exp -inf and an output of NaN.
@@ -184,29 +184,23 @@ class Target:
         latents = self._latents(y, rows.positions, w)
         cached[rows.new_slots] = latents
         context = cached[rows.slots]
-        column = torch.arange(rows.slots.shape[1], device=y.device)
         if rows.ancestors is None:
             # The cache holds a chain in its order, so its own rows are context like the rest.
-            new = torch.arange(y.shape[1], device=y.device)
-            last = rows.prefix_lens[:, None] + new
+            last = rows.prefix_lens[:, None] + torch.arange(y.shape[1], device=y.device)
+            column = torch.arange(context.shape[1], device=y.device)
             mixed, _ = attend(q, context, column <= last[..., None], self._scale)
         else:
-            mixed = self._tree_attention(q, latents, context, column, rows)
+            mixed = self._tree_attention(q, latents, context[:, : -y.shape[1]], rows)
         values = torch.einsum("bnhk,hvk->bnhv", mixed, w.absorb_v)
         return F.linear(values.flatten(2), w.o)
 
     def _tree_attention(
-        self,
-        q: torch.Tensor,
-        tail: torch.Tensor,
-        context: torch.Tensor,
-        column: torch.Tensor,
-        rows: Rows,
+        self, q: torch.Tensor, tail: torch.Tensor, prefix: torch.Tensor, rows: Rows
     ) -> torch.Tensor:
         """The prefix, which every node sees, then the op for the tail and the merge of both."""
-        n = q.shape[1]
-        in_prefix = (column < rows.prefix_lens[:, None])[:, None].expand(-1, n, -1)
-        prefix_out, prefix_lse = attend(q, context, in_prefix, self._scale)
+        column = torch.arange(prefix.shape[1], device=q.device)
+        visible = (column < rows.prefix_lens[:, None])[:, None]
+        prefix_out, prefix_lse = attend(q, prefix, visible, self._scale)
         mixed = ops.tree_attention(
             q.flatten(0, 1),
             tail.flatten(0, 1),
