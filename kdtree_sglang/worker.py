@@ -33,6 +33,9 @@ from sglang.srt.model_executor.forward_batch_info import (
     ForwardMode,
     enable_num_token_non_padded,
 )
+from sglang.srt.model_executor.model_runner import SamplingPrewarmResult
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.sampling.sampling_params import TOP_K_ALL
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 from sglang.srt.speculative.dflash_utils import is_dense_head_weight
 from sglang.srt.speculative.dflash_worker_v2 import (
@@ -140,13 +143,10 @@ class DDTreeWorker(DFlashWorkerV2):
     def prewarm_sampling(self) -> SamplingPrewarmResult:
         """Rehearse the draws of the largest batch, so that their memory is known at start-up.
 
-        Returns what SGLang sizes its pools by: the bytes of the logits and those beyond.
+        Returns what SGLang sizes a GPU's pools by: the bytes of the logits and those beyond.
         """
-        runner = self.model_runner
+        runner, width = self.model_runner, self.config.verify_width
         result = runner.prewarm_sampling()
-        if torch.device(self.device).type != "cuda":
-            return result
-        width = self.config.verify_width
         bs = min(runner.max_decode_logits_rows() // width, int(runner.max_running_requests))
         bs, vocabulary = max(1, bs), self.model_config.vocab_size
         info = SamplingBatchInfo(
@@ -163,18 +163,21 @@ class DDTreeWorker(DFlashWorkerV2):
         )
         positions = torch.zeros((bs, width), dtype=torch.int64, device=self.device)
         logits = torch.zeros((bs * width, vocabulary), device=self.device)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        on_gpu = logits.is_cuda
+        if on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
         predict(runner.sampler, logits, info, positions)
-        torch.cuda.synchronize()
-        beyond = torch.cuda.max_memory_allocated() - before
-        sampling_input_bytes = logits.numel() * logits.element_size()
-        result = SamplingPrewarmResult(
-            sampling_input_bytes=sampling_input_bytes,
-            sampling_headroom_bytes=beyond + sampling_input_bytes,
-        )
-        runner.sampling_prewarm_result = result
+        if on_gpu:
+            torch.cuda.synchronize()
+            beyond = torch.cuda.max_memory_allocated() - before
+            sampling_input_bytes = logits.numel() * logits.element_size()
+            result = SamplingPrewarmResult(
+                sampling_input_bytes=sampling_input_bytes,
+                sampling_headroom_bytes=beyond + sampling_input_bytes,
+            )
+            runner.sampling_prewarm_result = result
         return result
 
     # -- set-up, in the order in which the scheduler calls it ---------------------------------

@@ -52,10 +52,12 @@ def test_equals_reference(device, seed, bs, n, write_prefix, dtype):
     [
         ([4, 9], [0, 40, 200], 30),  # blocks past the end
         ([4, 9], [-17, 2**62, 0], 200),  # blocks far outside
-        ([-3, 2**40], [0, 0, 0], 150),  # prefix lengths that make no sense
-        ([2**63 - 1, -(2**63)], [-5, 0, 0], 150),
+        # Prefix lengths that make no sense. No two blocks meet in the mask: who wins is undefined.
+        ([-3, 2**40], [0, 64, 0], 150),
+        ([2**63 - 1, -(2**63)], [40, -24, 0], 150),
         ([2**62, 2**48 + 1], [-(2**63), 2**63 - 1, 0], 150),
-        ([2**62, 2**48 + 1], [-(2**48), -(2**48) - 100, 0], 150),
+        ([2**62, 2**48 + 1], [-(2**48), 200, 0], 150),
+        ([2**48 + 1, 2**62], [200, -(2**48) - 100, 0], 150),
         ([4, 9], [0, 72, 208], 0),  # no mask at all
     ],
 )

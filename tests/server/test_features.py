@@ -146,7 +146,7 @@ def flat(scores: list) -> list[tuple[float, int]]:
 
 
 def test_rows_of_a_mixed_batch_keep_their_temperatures(plain, tree) -> None:
-    """Greedy rows beside drawn ones answer as alone; a tiny temperature is greedy but for ties."""
+    """Greedy rows beside drawn ones answer as alone; so does a tiny temperature."""
     temperatures = [0.0, 1e-7, 1e-5, 1.0]
     sampling = [{**GREEDY, "temperature": temperatures[i % 4]} for i in range(SOME)]
     answers = tree["server"].generate_many(held_out_prompts()[:SOME], sampling)

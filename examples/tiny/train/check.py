@@ -36,7 +36,7 @@ def main():
         a, states = ours(ids)
         b = theirs(ids, output_hidden_states=True)
         worst = max(worst, (a - b.logits).abs().max().item())
-        for ours_state, state in zip(states[:-1], b.hidden_states[1:]):
+        for ours_state, state in zip(states[:-1], b.hidden_states[1:], strict=False):
             worst = max(worst, (ours_state - state).abs().max().item())
         full = ours.generate(ids, 32)
         other = theirs.generate(ids, max_new_tokens=32, min_new_tokens=32, do_sample=False)

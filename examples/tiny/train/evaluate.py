@@ -66,7 +66,7 @@ def measure(target, draft, prompts, count, budgets=()):
         accepted = {name: [] for name in steps}
         for i in range(count):
             truth = written[i + 1 : i + BLOCK]
-            rank = [row.index(t) if t in row else None for row, t in zip(ranks[i], truth)]
+            rank = [row.index(t) if t in row else None for row, t in zip(ranks[i], truth, strict=False)]
             accepted["chain"].append(next((j for j, r in enumerate(rank) if r != 0), BLOCK - 1))
             for budget in budgets:
                 nodes = tree_nodes(probs[i], budget)
@@ -122,7 +122,7 @@ def main():
         load(args.pair / "target"), load(args.pair / "draft"), prompts, args.tokens, args.trees
     )
     report(steps, texts)
-    for prompt, text in list(zip(prompts, texts))[: args.show]:
+    for prompt, text in list(zip(prompts, texts, strict=False))[: args.show]:
         print(f"--- {tokenizer.decode(prompt[-40:])}\n>>> {tokenizer.decode(text)}")
 
 
