@@ -158,7 +158,7 @@ def test_rows_of_a_mixed_batch_keep_their_temperatures(plain, tree) -> None:
 
 
 def two_token_law(server: LiveServer) -> dict[tuple[int, int], float]:
-    """Probabilities of the likely pairs of first tokens after the first prompt, at temperature 1."""
+    """Probabilities of the likely first two tokens after the first prompt, at temperature 1."""
 
     def after(text: list[int]) -> dict[int, float]:
         answer = server.generate(

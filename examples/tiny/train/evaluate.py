@@ -66,7 +66,8 @@ def measure(target, draft, prompts, count, budgets=()):
         accepted = {name: [] for name in steps}
         for i in range(count):
             truth = written[i + 1 : i + BLOCK]
-            rank = [row.index(t) if t in row else None for row, t in zip(ranks[i], truth, strict=False)]
+            pairs = zip(ranks[i], truth, strict=False)
+            rank = [row.index(t) if t in row else None for row, t in pairs]
             accepted["chain"].append(next((j for j, r in enumerate(rank) if r != 0), BLOCK - 1))
             for budget in budgets:
                 nodes = tree_nodes(probs[i], budget)
