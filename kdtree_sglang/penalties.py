@@ -7,11 +7,13 @@ live on the device: one row a request for what is committed, and the node's ance
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from kdtree_sglang.ops import Tree
 
@@ -52,6 +54,32 @@ class PathPenalties:
         self._device = torch.device(device)
         self._counts: torch.Tensor | None = None  # i32, made for the first request that needs it
 
+    def resume(self, info: SamplingBatchInfo, reqs: Sequence[Any]) -> SamplingBatchInfo:
+        """What a prefill samples by: `info`, with the penalties of the text generated so far.
+
+        SGLang's own start from nothing in every prefill, also in the one that repeats a retracted
+        request's text; its first token would then be penalised as the first of all.
+        """
+        if not any(is_penalised(req) and req.output_ids for req in reqs):
+            return info
+        rows, counts = self._rows(reqs), self._generated(reqs)
+        frequency, presence, repetition = (
+            per_request.view(-1, 1)
+            for per_request in (rows.frequency, rows.presence, rows.repetition)
+        )
+        used = counts > 0
+        additive = -frequency * counts - presence * used
+        positions = torch.tensor([len(r.origin_input_ids) + len(r.output_ids) - 1 for r in reqs])
+        too_short = self._to_device(positions).view(-1, 1) < rows.first_free_position.view(-1, 1)
+        kept = additive.gather(1, rows.stop_tokens)
+        additive.scatter_(1, rows.stop_tokens, kept.masked_fill(too_short, float("-inf")))
+        return dataclasses.replace(
+            info,
+            penalizer_orchestrator=None,
+            acc_additive_penalties=additive,
+            acc_scaling_penalties=torch.where(used, repetition, 1.0),
+        )
+
     def begin(
         self, reqs: Sequence[Any], pool_indices: torch.Tensor, next_tokens: torch.Tensor
     ) -> None:
@@ -67,12 +95,7 @@ class PathPenalties:
         if self._counts is None:
             self._counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
         rows = pool_indices.to(torch.int64)
-        self._counts[rows] = 0
-        for index, req in enumerate(reqs):
-            if is_penalised(req) and req.output_ids:
-                before = self._to_device(torch.tensor(list(req.output_ids), dtype=torch.int64))
-                ones = torch.ones_like(before, dtype=torch.int32)
-                self._counts.index_put_((rows[index].expand_as(before), before), ones, True)
+        self._counts[rows] = self._generated(reqs)
         self._add(rows, next_tokens.view(-1, 1))
 
     def commit(
@@ -125,6 +148,20 @@ class PathPenalties:
         stops = rows.stop_tokens.unsqueeze(1).expand(bs, width, -1)
         kept = nodes.gather(2, stops)
         nodes.scatter_(2, stops, kept.masked_fill(too_short, float("-inf")))
+
+    def _generated(self, reqs: Sequence[Any]) -> torch.Tensor:
+        """`[bs, V]` i32: how often each token stands in the output so far, on the host's word."""
+        counts = torch.zeros((len(reqs), self._shape[1]), dtype=torch.int32, device=self._device)
+        pairs = [
+            (row, token)
+            for row, req in enumerate(reqs)
+            if is_penalised(req)
+            for token in req.output_ids
+        ]
+        if pairs:
+            row, token = self._to_device(torch.tensor(pairs)).unbind(1)
+            counts.index_put_((row, token), torch.ones_like(row, dtype=torch.int32), True)
+        return counts
 
     def _add(
         self, rows: torch.Tensor, tokens: torch.Tensor, counted: torch.Tensor | None = None

@@ -246,12 +246,7 @@ class DDTreeWorker(DFlashWorkerV2):
             or batch.is_extend_in_batch
             or batch.forward_mode.is_idle()
         ):
-            result = super().forward_batch_generation(
-                batch, on_publish, grammar_barrier, pp_proxy_tensors
-            )
-            if not batch.forward_mode.is_idle():
-                self._penalties.begin(batch.reqs, batch.req_pool_indices, result.next_token_ids)
-            return result
+            return self._prefill(batch, on_publish, grammar_barrier, pp_proxy_tensors)
         draft_input = batch.spec_info
         if not isinstance(draft_input, DFlashDraftInputV2):
             found = type(draft_input).__name__
@@ -287,6 +282,19 @@ class DDTreeWorker(DFlashWorkerV2):
             routed_experts_output=target_out.routed_experts_output,
             indexer_topk_output=target_out.indexer_topk_output,
         )
+
+    def _prefill(self, batch: ScheduleBatch, *stock_args: Any) -> GenerationBatchResult:
+        """The stock worker's, with our count of what is penalised."""
+        if batch.forward_mode.is_idle():
+            return super().forward_batch_generation(batch, *stock_args)
+        scheduler_info = batch.sampling_info
+        batch.sampling_info = self._penalties.resume(scheduler_info, batch.reqs)
+        try:
+            result = super().forward_batch_generation(batch, *stock_args)
+        finally:
+            batch.sampling_info = scheduler_info
+        self._penalties.begin(batch.reqs, batch.req_pool_indices, result.next_token_ids)
+        return result
 
     def _begin(self, batch: ScheduleBatch, draft_input: DFlashDraftInputV2) -> Step:
         """Read the window's slots, once: later the row may belong to another request."""

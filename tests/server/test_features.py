@@ -32,7 +32,7 @@ SCHEMA = {
 }
 FLAGS = ("--enable-custom-logit-processor", "--grammar-backend", "xgrammar")
 # Texts of three tokens that one prompt gets at temperature 1.
-DRAWS = 2000
+DRAWS = 1000
 
 
 def line_end() -> int:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from kdtree_sglang import ops
-from kdtree_sglang.penalties import PathPenalties
+from kdtree_sglang.penalties import PathPenalties, is_penalised
 
 VOCABULARY, POOL, EOS = 17, 9, 5
 
@@ -104,6 +105,51 @@ def test_nodes_are_penalised_for_their_own_text(seed: int, bs: int, budget: int,
             index = b * (budget + 1) + node
             expected = penalised(logits[index].numpy(), committed[b] + path, req.sampling_params)
             np.testing.assert_allclose(found[index].numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 4))
+def test_a_prefill_after_a_retraction_is_penalised_for_the_text_so_far(seed: int, bs: int):
+    rng = np.random.default_rng(seed)
+    reqs = [
+        request(
+            3,
+            rng.integers(0, VOCABULARY, rng.integers(0, 8)).tolist(),
+            frequency_penalty=float(rng.choice([0.0, 0.7])),
+            presence_penalty=float(rng.choice([0.0, -0.4])),
+            repetition_penalty=float(rng.choice([1.0, 1.4])),
+            min_new_tokens=int(rng.choice([0, 3])),
+        )
+        for _ in range(bs)
+    ]
+    logits = torch.from_numpy(rng.standard_normal((bs, VOCABULARY))).float()
+    expected = [
+        penalised(row, req.output_ids, req.sampling_params)
+        for row, req in zip(logits.numpy(), reqs, strict=True)
+    ]
+    untouched = sampling_info(bs)
+    info = PathPenalties(POOL, VOCABULARY, "cpu").resume(untouched, reqs)
+    if any(is_penalised(req) and req.output_ids for req in reqs):
+        info._apply_pre_grammar_logits_transforms(logits)
+        np.testing.assert_allclose(logits.numpy(), expected, rtol=1e-5, atol=1e-5)
+    else:
+        assert info is untouched
+
+
+def sampling_info(bs: int) -> SamplingBatchInfo:
+    ones = torch.ones(bs)
+    return SamplingBatchInfo(
+        temperatures=ones.view(-1, 1),
+        top_ps=ones,
+        top_ks=ones.int(),
+        min_ps=ones * 0,
+        is_all_greedy=True,
+        is_any_greedy=True,
+        need_top_p_sampling=False,
+        need_top_k_sampling=False,
+        need_min_p_sampling=False,
+        vocab_size=VOCABULARY,
+    )
 
 
 def test_batches_without_penalties_cost_nothing():
